@@ -1,0 +1,258 @@
+/* colibri.h: the one public header of the Colibri engine.
+ *
+ * Colibri runs sparse Mixture-of-Experts language models on the CPU and keeps every intermediate value where it was computed,
+ * so that it can be looked at without a copy. The header goes from simple to detailed:
+ *
+ *   1. status and messages      every fallible call returns a status and writes one sentence
+ *   2. arrays                   how memory is described to the caller
+ *   3. model                    a checkpoint, mapped read-only; shared by any number of sessions
+ *   4. session                  one timeline of tokens: KV cache, tape, working memory
+ *   5. taps                     the named intermediates of a session
+ *   6. this machine             which code path runs, how many threads
+ *
+ * Promises: the library never prints, never exits, never raises a signal, never changes the floating-point mode of the process,
+ * and allocates nothing while a forward pass runs. The same ids give the same bytes for any thread count, chunking, capture
+ * setting and instruction set.
+ *
+ * Not promised: that two threads may use one session at once (the second gets COLIBRI_ERROR_BUSY), or that a mapped file may
+ * change on disk while its model is open (size and time are checked again at each feed; what cannot be seen is not caught).
+ */
+#ifndef COLIBRI_H
+#define COLIBRI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "colibri_config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- 1. status and messages ------------------------------------------------------------------------------------------------ */
+
+typedef enum colibri_status {
+    COLIBRI_OK = 0,
+    COLIBRI_ERROR_FILE,        /* a path is missing, unreadable, or changed while it was mapped */
+    COLIBRI_ERROR_FORMAT,      /* a file's content breaks its format, or contradicts another file */
+    COLIBRI_ERROR_UNSUPPORTED, /* well-formed, but an architecture, option or dtype this engine does not run */
+    COLIBRI_ERROR_ARGUMENT,    /* the caller passed something out of range */
+    COLIBRI_ERROR_CAPACITY,    /* the session's max_tokens would be exceeded; the session is unchanged */
+    COLIBRI_ERROR_MEMORY,      /* the planned memory cannot be had; the message gives the bytes */
+    COLIBRI_ERROR_BUSY,        /* another thread is inside this session */
+    COLIBRI_ERROR_INTERRUPTED, /* the progress callback asked to stop; the session is as before the call */
+    COLIBRI_ERROR_NOT_CAPTURED /* the tap exists, but this session's capture does not keep it */
+} colibri_status;
+
+/* One English sentence that names the file, tensor, layer or limit at fault and the nearest valid choice.
+ * Written only when a call fails. May be NULL where a message is taken. */
+typedef struct colibri_message {
+    char text[COLIBRI_MESSAGE_SIZE];
+} colibri_message;
+
+/* ---- 2. arrays ------------------------------------------------------------------------------------------------------------- */
+
+typedef enum colibri_dtype {
+    COLIBRI_F32 = 0,
+    COLIBRI_F16,
+    COLIBRI_BF16,
+    COLIBRI_I32,
+    COLIBRI_I64
+} colibri_dtype;
+
+size_t colibri_dtype_size(colibri_dtype dtype); /* bytes of one element */
+
+#define COLIBRI_MAX_DIMS 4
+
+/* A piece of memory seen as an array. `data` may be NULL only when a dimension is 0. */
+typedef struct colibri_array {
+    const void *data;
+    colibri_dtype dtype;
+    int n_dims;
+    int64_t shape[COLIBRI_MAX_DIMS];
+    int64_t strides[COLIBRI_MAX_DIMS]; /* in bytes */
+} colibri_array;
+
+/* Counts by bit pattern, so that no compiler flag can fold them away. */
+typedef struct colibri_census {
+    int64_t n_nan, n_inf, n_subnormal;
+    int64_t first_nonfinite; /* flat index, -1 when there is none */
+} colibri_census;
+
+/* Writes the array's values as float32, row-major and contiguous. Widening is exact; a signalling NaN becomes quiet. Floating dtypes only. */
+colibri_status colibri_array_widen(const colibri_array *array, float *out, colibri_message *message);
+colibri_status colibri_array_census(const colibri_array *array, colibri_census *out, colibri_message *message);
+
+/* ---- 3. model -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct colibri_model colibri_model;
+
+/* Opens a folder (a single model.safetensors before an index, as transformers does), a .safetensors file or an index file beside its
+ * config.json. Everything wrong is refused here, before any tensor is read; weights that hold NaN or Inf are not wrong.
+ * On success *model has one reference. */
+colibri_status colibri_model_open(const char *path, colibri_model **model, colibri_message *message);
+
+/* Sessions and leases hold references of their own, so a model outlives its last user. Release accepts NULL. Any thread. */
+void colibri_model_retain(colibri_model *model);
+void colibri_model_release(colibri_model *model);
+int64_t colibri_model_users(const colibri_model *model); /* sessions and leases alive */
+
+/* Has a mapped file changed size or time since it was opened? FILE names it. */
+colibri_status colibri_model_check_files(const colibri_model *model, colibri_message *message);
+
+/* The configuration as a table: sizes and every named semantic option, in Hugging Face spelling where one exists. */
+typedef enum colibri_field_kind {
+    COLIBRI_FIELD_NONE = 0, /* the option is off; prints as None */
+    COLIBRI_FIELD_BOOLEAN,  /* integer is 0 or 1 */
+    COLIBRI_FIELD_INTEGER,
+    COLIBRI_FIELD_REAL,
+    COLIBRI_FIELD_TEXT
+} colibri_field_kind;
+
+typedef struct colibri_field {
+    const char *name; /* lives as long as the model */
+    colibri_field_kind kind;
+    int64_t integer;
+    double real;
+    const char *text; /* lives as long as the model */
+} colibri_field;
+
+size_t colibri_model_field_count(const colibri_model *model);
+colibri_field colibri_model_field(const colibri_model *model, size_t index);
+
+typedef struct colibri_layer_info {
+    bool is_moe;
+    bool has_shared_expert;
+    int64_t window; /* keys a query sees, itself included; 0 = all */
+} colibri_layer_info;
+
+colibri_layer_info colibri_model_layer(const colibri_model *model, int64_t layer); /* 0 <= layer < num_hidden_layers */
+
+/* The weights under their canonical names (embed, layers.{l}.attn.q, layers.{l}.moe.experts.{e}.gate, a bias as name.bias ...), all [out, in],
+ * in the order in which the forward pass meets them. */
+typedef struct colibri_weight {
+    char name[96];
+    colibri_array array;  /* over the mapping; may be misaligned for its dtype when the file is */
+    const char *tensor;   /* name in the checkpoint; lives as long as the model */
+    const char *file;     /* path of the file that holds it */
+    int64_t file_offset;  /* byte of the first element in that file */
+} colibri_weight;
+
+size_t colibri_model_weight_count(const colibri_model *model);
+colibri_weight colibri_model_weight(const colibri_model *model, size_t index);
+
+/* ---- 4. session ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct colibri_session colibri_session;
+
+typedef enum colibri_gate_mode {
+    COLIBRI_GATES_MODEL = 0,           /* the rule that the checkpoint's config states */
+    COLIBRI_GATES_SOFTMAX,             /* p over all experts, as it stands */
+    COLIBRI_GATES_SOFTMAX_RENORMALISED,/* p over all experts, divided by the sum over the chosen */
+    COLIBRI_GATES_SOFTMAX_OF_CHOSEN,   /* softmax over the chosen logits only */
+    COLIBRI_GATES_RAW_LOGITS           /* the logit itself: a study option, no published model does this */
+} colibri_gate_mode;
+
+typedef struct colibri_session_options {
+    size_t size;                /* sizeof(colibri_session_options), so that it can grow */
+    const char *const *capture; /* "none", "routing", "moe", "all" or tap paths with '*'; several are joined */
+    size_t n_capture;           /* 0 = {"routing"} */
+    int64_t max_tokens;         /* 0 = min(max_position_embeddings, what half of the available memory holds) */
+    int threads;                /* 0 = as many as affinity and cgroup quota give */
+    colibri_gate_mode gate_mode;
+} colibri_session_options;
+
+/* Plans and reserves all memory; nothing is allocated later in a forward pass. MEMORY and CAPACITY messages give the bytes. */
+colibri_status colibri_session_create(colibri_model *model, const colibri_session_options *options, colibri_session **session,
+                                      colibri_message *message);
+void colibri_session_release(colibri_session *session); /* accepts NULL; leases live on */
+
+/* Called a few times a second at most, on the thread that called feed, with 0 <= done < 1. Non-zero stops the pass. */
+typedef int (*colibri_progress)(void *user, double done);
+
+/* One pass: appends ids, runs the model over them, closes their rows. n >= 1. On any error the session is as it was before. */
+colibri_status colibri_session_feed(colibri_session *session, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
+                                    colibri_message *message);
+
+/* Abandons the rows from n_tokens on (0 = reset). When a lease on the tape lives, the session moves to a fresh block, copies the kept rows
+ * once, and the old views keep the old block; else rows are reused in place. n_tokens must be a pass boundary. */
+colibri_status colibri_session_truncate(colibri_session *session, int64_t n_tokens, colibri_message *message);
+
+int64_t colibri_session_length(const colibri_session *session); /* tokens so far */
+int64_t colibri_session_max_tokens(const colibri_session *session);
+int64_t colibri_session_pass_count(const colibri_session *session);
+void colibri_session_pass(const colibri_session *session, int64_t pass, int64_t *start, int64_t *stop);
+int colibri_session_threads(const colibri_session *session); /* effective */
+
+typedef struct colibri_session_memory {
+    int64_t reserved;     /* bytes of address space planned for this session */
+    int64_t tape;         /* of these: history that taps show (KV cache included) */
+    int64_t kv_cache;     /* of the tape: keys and values */
+    int64_t scratch;      /* of these: working memory that each pass overwrites */
+    int64_t copied_bytes; /* rows copied by truncate under live views, since creation */
+} colibri_session_memory;
+
+colibri_session_memory colibri_session_memory_use(const colibri_session *session);
+
+/* ---- 5. taps --------------------------------------------------------------------------------------------------------------- */
+
+/* A lease keeps one block of memory alive and its closed rows unchanged; it also counts as a user of the model. */
+typedef struct colibri_lease colibri_lease;
+void colibri_lease_release(colibri_lease *lease); /* accepts NULL; any thread */
+
+colibri_lease *colibri_model_lease(colibri_model *model); /* for views over mapped weights; NULL when memory is short */
+
+typedef enum colibri_scope {
+    COLIBRI_SCOPE_MODEL = 0, /* one per model: embed, norm, logits */
+    COLIBRI_SCOPE_LAYER,     /* one per layer */
+    COLIBRI_SCOPE_MOE,       /* one per MoE layer */
+    COLIBRI_SCOPE_SHARED,    /* one per MoE layer with a shared expert */
+    COLIBRI_SCOPE_DENSE,     /* one per dense layer */
+    COLIBRI_SCOPE_EXPERT     /* one per expert of each MoE layer; rows of one pass */
+} colibri_scope;
+
+typedef enum colibri_level {
+    COLIBRI_LEVEL_NONE = 0, /* kept at every capture */
+    COLIBRI_LEVEL_ROUTING,
+    COLIBRI_LEVEL_MOE,
+    COLIBRI_LEVEL_ALL,
+    COLIBRI_LEVEL_NAMED     /* only when a pattern names it */
+} colibri_level;
+
+/* The table from which bindings and documentation are generated: a new row here appears everywhere. */
+typedef struct colibri_tap_kind {
+    const char *path; /* with {l} for the layer and {e} for the expert */
+    colibri_scope scope;
+    colibri_dtype dtype;
+    colibri_level level; /* the lowest capture level that keeps it */
+    const char *axes;    /* "T,H" ...: names of the dimensions */
+    const char *what;    /* one phrase */
+} colibri_tap_kind;
+
+const colibri_tap_kind *colibri_tap_kinds(size_t *count);
+
+/* The array of tap `kind` (an index into the table), layer and expert (ignored where the scope has none).
+ * pass = -1: all closed rows of the session (of an expert tap: the last pass); else the rows of that pass.
+ * `lease` receives a lease on the block in which the array lies. NOT_CAPTURED names the capture to ask for. */
+colibri_status colibri_session_tap(colibri_session *session, size_t kind, int64_t layer, int64_t expert, int64_t pass,
+                                   colibri_array *array, colibri_lease **lease, colibri_message *message);
+bool colibri_session_captures(const colibri_session *session, size_t kind, int64_t layer);
+
+/* Logits [V] of the last token of the last pass, at every capture. They never change while the lease lives. */
+colibri_status colibri_session_logits(colibri_session *session, colibri_array *array, colibri_lease **lease, colibri_message *message);
+
+/* ---- 6. this machine ------------------------------------------------------------------------------------------------------- */
+
+/* The code path in force ("avx512", "avx2", "scalar" ...). The environment variable COLIBRI_ISA forces one; an unavailable name makes
+ * colibri_model_open fail with UNSUPPORTED and the list of available ones. */
+const char *colibri_isa(void);
+size_t colibri_isa_count(void);              /* paths that this build and this CPU can run, best first */
+const char *colibri_isa_name(size_t index);
+int colibri_default_threads(void);
+const char *colibri_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

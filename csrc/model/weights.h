@@ -1,0 +1,54 @@
+/* weights.h: the checkpoint's tensors as matrices under their roles, per layer and expert. Nothing is copied.
+ * model.h's owner: a model is config + weights + the mapped files. */
+#ifndef COLIBRI_WEIGHTS_H
+#define COLIBRI_WEIGHTS_H
+
+#include "../utils/matrix.h"
+#include "../utils/status.h"
+#include "config.h"
+
+typedef struct ffn_weights {
+    matrix gate, up; /* [I, H] */
+    matrix down;     /* [H, I] */
+} ffn_weights;
+
+typedef struct layer_weights {
+    matrix attn_norm, moe_norm;             /* [H]; moe_norm is the norm before the MoE or the dense MLP */
+    matrix q, k, v, o;                      /* [heads * head_dim, H] ..., o [H, heads * head_dim] */
+    matrix q_bias, k_bias, v_bias, o_bias;  /* absent: data == NULL */
+    matrix q_norm, k_norm;                  /* [head_dim] or the whole projection, by config.qk_norm */
+    matrix router;                          /* [E, H]; MoE layers */
+    ffn_weights *experts;                   /* [E]; NULL in dense layers */
+    ffn_weights shared;                     /* gate.data == NULL: none */
+    matrix shared_gate;                     /* [1, H] */
+    ffn_weights mlp;                        /* dense layers */
+} layer_weights;
+
+typedef struct weights {
+    matrix embed;   /* [V, H] */
+    matrix norm;    /* [H] */
+    matrix lm_head; /* [V, H]; the embedding when tied */
+    layer_weights *layers; /* [num_hidden_layers] */
+} weights;
+
+/* What the engine needs of an opened model; csrc/model/model.c builds it, csrc/api counts its references. */
+typedef struct model_data {
+    config config;
+    weights weights;
+    float *inv_freq; /* [head_dim / 2] */
+    struct checkpoint *checkpoint; /* mapped files and the tensor table; checkpoint.h */
+} model_data;
+
+colibri_status model_data_open(const char *path, model_data **out, colibri_message *message);
+void model_data_free(model_data *m); /* accepts NULL */
+colibri_status model_data_check_files(const model_data *m, colibri_message *message);
+
+/* For the public weight table: entry `index` in the canonical order, and how many there are. */
+size_t model_data_weight_count(const model_data *m);
+colibri_weight model_data_weight(const model_data *m, size_t index);
+
+/* For the public field table. */
+size_t model_data_field_count(const model_data *m);
+colibri_field model_data_field(const model_data *m, size_t index);
+
+#endif
