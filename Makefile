@@ -1,0 +1,77 @@
+# colibri-lab: `make help` lists what can be made. Everything lands in .venv, build-*/ and workbench/, which git ignores.
+
+PYTHON ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+# An editable install: edits of Python are seen at once, and a change of what is listed here installs (and compiles) again.
+BUILD_INPUTS := pyproject.toml LICENSE $(shell find csrc cpp_bindings -type f 2>/dev/null)
+FILE_LIST    := $(VENV)/files.txt
+
+CMAKE := $(or $(shell command -v cmake 2>/dev/null),$(abspath $(BIN))/cmake)
+CTEST := $(or $(shell command -v ctest 2>/dev/null),$(abspath $(BIN))/ctest)
+JOBS  ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+
+# extra NAME = the stamp of `pip install -e .[NAME]`
+extra = $(VENV)/stamps/$(1)
+
+.PHONY: help lab test test-c test-python test-browser test-torch wheel engine lint bench soak clean FORCE
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+lab: $(call extra,lab) ## open JupyterLab on a copy of the notebooks in workbench/ (ARGS="--no-browser" and the like go to jupyter lab)
+	@$(BIN)/colibri-lab lab workbench -- $(ARGS)
+
+test: test-c test-python ## everything that needs neither torch nor a browser (ARGS go to pytest)
+
+test-c: $(CMAKE) ## the C tests, through ctest
+	$(CMAKE) -S csrc -B build-c -DCMAKE_BUILD_TYPE=Release
+	$(CMAKE) --build build-c --parallel $(JOBS)
+	$(CTEST) --test-dir build-c --output-on-failure
+
+test-python: $(call extra,test)
+	$(BIN)/python -m pytest -m "not torch and not browser and not soak" $(ARGS)
+
+test-browser: $(call extra,test) $(call extra,browser) ## real JupyterLab in a real Chromium (which must be installed)
+	$(BIN)/python -m pytest -m browser $(ARGS)
+
+test-torch: $(call extra,test) $(call extra,hf) ## against transformers (installs PyTorch)
+	$(BIN)/python -m pytest -m torch $(ARGS)
+
+engine: ## libcolibri.a, libcolibri.so and colibri_cli in build-engine/: no Python, no CMake
+	$(MAKE) -C csrc
+
+lint: $(call extra,test) $(call extra,dev) ## ruff, mypy, compiler warnings as errors
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) -C csrc check
+
+bench: $(call extra,test) ## measure opening, prefill and decoding on this machine
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+soak: $(call extra,test) ## long runs: leaks and load (log in benchmarks/soak/)
+	mkdir -p benchmarks/soak
+	$(BIN)/python -m pytest -m soak -s $(ARGS) 2>&1 | tee benchmarks/soak/last.log
+
+clean: ## remove everything that was built here; workbench/ stays
+	rm -rf $(VENV) build build-* dist .pytest_cache .mypy_cache .ruff_cache
+
+# ---- how the environment comes to be -------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@PYTHON="$(PYTHON)" sh tools/make_venv.sh $(VENV)
+
+# The list of package files changes only when a file comes or goes: editable installs map each module when they are made.
+$(FILE_LIST): FORCE | $(BIN)/python
+	@find colibri_lab notebooks -name __pycache__ -prune -o -type f ! -name '*.pyc' ! -name '*.so' -print | LC_ALL=C sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(VENV)/stamps/%: $(BUILD_INPUTS) $(FILE_LIST) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@mkdir -p $(@D) && touch $@
+
+$(abspath $(BIN))/cmake: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet 'cmake>=3.20' ninja

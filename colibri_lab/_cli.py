@@ -1,0 +1,145 @@
+"""The command line `colibri-lab`: one subcommand per capability.
+
+Exit codes: 0 when the work was done, 1 when it failed (one sentence on standard error), 2 when the command line was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib import metadata, resources
+from pathlib import Path
+
+FIRST_NOTEBOOK = "01_routing_explorer.ipynb"
+DEFAULT_FOLDER = Path("colibri-notebooks")
+
+
+def shipped_notebooks() -> list[Path]:
+    """The notebooks of this package, in their order: beside the code when installed, else those of the checkout."""
+    package = Path(str(resources.files("colibri_lab")))
+    for folder in (package / "notebooks", package.parent / "notebooks"):
+        found = sorted(folder.glob("*.ipynb"))
+        if found:
+            return found
+    raise FileNotFoundError(f"no notebooks in {package / 'notebooks'}: install colibri-lab again")
+
+
+def copy_notebooks(folder: Path, force: bool = False) -> list[Path]:
+    """Copies the shipped notebooks to `folder` and returns the copies made; an existing file is kept unless `force`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for source in shipped_notebooks():
+        target = folder / source.name
+        if force or not target.exists():
+            shutil.copyfile(source, target)
+            made.append(target)
+    return made
+
+
+def lab_command(arguments: Sequence[str], root: bool) -> list[str]:
+    """The command that starts JupyterLab on the explorer notebook; `arguments` go to `jupyter lab` unchanged."""
+    allow = ["--allow-root"] if root else []  # JupyterLab refuses root by itself, which is who one is in most containers
+    return [sys.executable, "-m", "jupyterlab", *allow, *arguments, FIRST_NOTEBOOK]
+
+
+def _lab(options: argparse.Namespace) -> int:
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise ModuleNotFoundError("JupyterLab is not installed here: pip install 'colibri-lab[lab]'")
+    copy_notebooks(options.folder)
+    print(f"colibri-lab: the notebooks are in {options.folder.resolve()}", flush=True)
+    command = lab_command(options.arguments, root=os.geteuid() == 0)
+    os.chdir(options.folder)
+    os.execv(command[0], command)  # becomes JupyterLab, so that signals and the terminal are its own
+
+
+def _notebooks(options: argparse.Namespace) -> int:
+    made = copy_notebooks(options.folder, options.force)
+    for path in made:
+        print(path)
+    kept = len(shipped_notebooks()) - len(made)
+    if kept:
+        print(f"{kept} already there and left alone (--force replaces them)")
+    print(f"open them with: jupyter lab {options.folder}")
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    import colibri_lab as lab
+
+    print(f"colibri-lab {metadata.version('colibri-lab')}, Python {platform.python_version()}, {platform.platform()}")
+    print(lab.open(options.model).info)
+    return 0
+
+
+def _explore(options: argparse.Namespace) -> int:
+    import colibri_lab as lab
+
+    session = lab.open(options.model).session(capture="moe")
+    session.feed(options.text)
+    lab.RoutingExplorer(session).to_html(options.html)
+    print(options.html)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    import colibri_lab as lab
+
+    report = lab.doctor(options.path)
+    print(report)
+    return 0 if report.ok else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line as argparse sees it."""
+    top = argparse.ArgumentParser(prog="colibri-lab", description="Look inside Mixture-of-Experts language models.")
+    top.set_defaults(run=_lab, folder=DEFAULT_FOLDER, arguments=[])
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", description="(without a command: lab)")
+
+    command = commands.add_parser("lab", help="open JupyterLab on a copy of the notebooks")
+    command.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help=f"of the copies ({DEFAULT_FOLDER})")
+    command.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="given to jupyter lab unchanged")
+    command.set_defaults(run=_lab)
+
+    command = commands.add_parser("notebooks", help="copy the notebooks to a folder")
+    command.add_argument("folder", type=Path)
+    command.add_argument("--force", action="store_true", help="replace files that are there already")
+    command.set_defaults(run=_notebooks)
+
+    command = commands.add_parser("info", help="versions, code path, threads and a model's configuration")
+    command.add_argument("--model", help="a checkpoint (default: the bundled model)")
+    command.set_defaults(run=_info)
+
+    command = commands.add_parser("explore", help="run a text and write its routing as one HTML file that needs no network")
+    command.add_argument("text")
+    command.add_argument("--html", required=True, metavar="OUT", help="the file to write")
+    command.add_argument("--model", help="a checkpoint (default: the bundled model)")
+    command.set_defaults(run=_explore)
+
+    command = commands.add_parser("doctor", help="check a checkpoint folder before it is loaded (exit code 1: not healthy)")
+    command.add_argument("path")
+    command.set_defaults(run=_doctor)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    from colibri_lab.errors import ColibriError
+
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (ColibriError, OSError, ImportError) as error:
+        print(f"colibri-lab: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("colibri-lab: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
