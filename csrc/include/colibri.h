@@ -201,6 +201,9 @@ colibri_session_memory colibri_session_memory_use(const colibri_session *session
 typedef struct colibri_lease colibri_lease;
 void colibri_lease_release(colibri_lease *lease); /* accepts NULL; any thread */
 
+/* Where the kept block begins and how long it is. A lease on a model keeps several mapped files, not one block: NULL and 0. */
+void colibri_lease_range(const colibri_lease *lease, const void **data, int64_t *n_bytes);
+
 colibri_lease *colibri_model_lease(colibri_model *model); /* for views over mapped weights; NULL when memory is short */
 
 typedef enum colibri_scope {

@@ -5,9 +5,9 @@
 #include "colibri.h"
 
 #if defined(__GNUC__)
-#define COLIBRI_PRINTF(format, first) __attribute__((format(printf, format, first)))
+#define COLIBRI_PRINTF(text, first) __attribute__((format(printf, text, first)))
 #else
-#define COLIBRI_PRINTF(format, first)
+#define COLIBRI_PRINTF(text, first)
 #endif
 
 /* Writes the sentence (cut with "..." when too long; message may be NULL) and returns status. */
