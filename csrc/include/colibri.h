@@ -30,6 +30,10 @@
 extern "C" {
 #endif
 
+#if defined(__GNUC__)
+#pragma GCC visibility push(default) /* the library is built with hidden visibility: what stands below is all that it exports */
+#endif
+
 /* ---- 1. status and messages ------------------------------------------------------------------------------------------------ */
 
 typedef enum colibri_status {
@@ -254,6 +258,10 @@ size_t colibri_isa_count(void);              /* paths that this build and this C
 const char *colibri_isa_name(size_t index);
 int colibri_default_threads(void);
 const char *colibri_version(void);
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 
 #ifdef __cplusplus
 }
