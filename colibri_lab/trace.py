@@ -1,0 +1,364 @@
+"""Trace: what one run left behind, as a mapping from tap path to array.
+
+A trace is the only thing that analyses and widgets see. It comes from a live session (`session.trace()`, zero-copy views), from a file
+(`load_trace`), from another program's recording, or from `colibri_lab.testing.synthetic_trace`; a reader cannot tell which.
+
+T tokens, H hidden size, E experts, k chosen experts. Expert rows are stored packed, one run of rows per pass and expert:
+
+    layers.{l}.moe.dispatch.tokens    (N,) int32          absolute token rows, N = T·k
+    layers.{l}.moe.dispatch.offsets   (passes, E+1) int64 absolute positions into N
+    layers.{l}.moe.dispatch.input     (N, H), likewise .gate .up .hidden .output
+
+and `trace["layers.3.moe.experts.5.input"]` is the slice of them that expert 5 received in the last pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.errors import ArgumentError, FormatError, NotCapturedError, TapError, nearest
+
+__all__ = ["EXPERT_TAPS", "Trace"]
+
+Array = NDArray[Any]
+
+EXPERT_TAPS = ("tokens", "input", "gate", "up", "hidden", "output")
+"""Taps of one expert; each is stored as `layers.{l}.moe.dispatch.{tap}`."""
+
+_META = {
+    "producer": str, "producer_version": str, "model_type": str, "num_hidden_layers": int, "moe_layers": (list, tuple),
+    "num_experts": int, "top_k": int, "gate_rule": str, "passes": (list, tuple), "edits": (list, tuple),
+}  # fmt: skip
+
+# The lowest capture that keeps a tap, by the path with its numbers taken out.
+_CAPTURE = {
+    "embed": "all", "norm": "all", "logits": "all",
+    "layers.{l}.attn.norm": "all", "layers.{l}.attn.q": "all", "layers.{l}.attn.out": "all", "layers.{l}.output": "all",
+    "layers.{l}.attn.k": "none", "layers.{l}.attn.v": "none", "layers.{l}.attn.weights": "layers.{l}.attn.weights",
+    "layers.{l}.mlp.input": "all", "layers.{l}.mlp.output": "all",
+    "layers.{l}.moe.router_logits": "routing", "layers.{l}.moe.scores": "routing",
+    "layers.{l}.moe.expert_ids": "routing", "layers.{l}.moe.gates": "routing",
+    "layers.{l}.moe.input": "moe", "layers.{l}.moe.routed": "moe", "layers.{l}.moe.output": "moe",
+    "layers.{l}.moe.shared.output": "moe", "layers.{l}.moe.shared.gate": "moe",
+    "layers.{l}.moe.dispatch.tokens": "moe", "layers.{l}.moe.dispatch.offsets": "moe",
+    "layers.{l}.moe.dispatch.input": "moe", "layers.{l}.moe.dispatch.output": "moe",
+    "layers.{l}.moe.dispatch.gate": "all", "layers.{l}.moe.dispatch.up": "all", "layers.{l}.moe.dispatch.hidden": "all",
+}  # fmt: skip
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_EXPERT = re.compile(r"layers\.(\d+)\.moe\.experts\.(\d+)\.(\w+)")
+_DISPATCH = re.compile(r"layers\.(\d+)\.moe\.dispatch\.(\w+)")
+
+
+class Trace(Mapping[str, Array]):
+    """Read-only arrays by tap path, the tokens they belong to, and where they come from.
+
+    `arrays` maps tap paths to arrays (expert rows in packed form only); they are not copied. `meta` holds at least `producer`,
+    `producer_version`, `model_type`, `num_hidden_layers`, `moe_layers` (layer numbers), `num_experts`, `top_k`, `gate_rule`,
+    `passes` (pairs [start, stop] of token rows) and `edits`. `texts` may be empty: then every token's text is "".
+
+    Iteration and `len` list the stored paths; `trace[path]` also resolves `layers.{l}.moe.experts.{e}.{tap}`.
+    Raises FormatError when an array's shape contradicts the number of tokens, experts or passes. Shapes alone are looked at here;
+    `check_values` looks at the numbers.
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, Array], *, ids: Sequence[int], texts: Sequence[str], meta: Mapping[str, Any]
+    ) -> None:
+        self.ids: list[int] = [int(i) for i in ids]
+        self.texts: list[str] = list(texts) or [""] * len(self.ids)
+        self.meta: dict[str, Any] = dict(meta)
+        self._arrays = {path: _read_only(array) for path, array in arrays.items()}
+        if len(self.texts) != len(self.ids):
+            raise FormatError(
+                f"a trace of {len(self.ids)} tokens has {len(self.texts)} texts; give one text per token, or none"
+            )
+        _check_meta(self.meta, len(self.ids))
+        for path, array in self._arrays.items():
+            self._check_shape(path, array)
+
+    # ---- what it is of ----
+
+    @property
+    def layers(self) -> range:
+        """All layer numbers, dense ones included."""
+        return range(int(self.meta["num_hidden_layers"]))
+
+    @property
+    def moe_layers(self) -> list[int]:
+        """The layers that have a router, in order: axis 0 (Lm) of every analysis."""
+        return [int(layer) for layer in self.meta["moe_layers"]]
+
+    @property
+    def num_experts(self) -> int:
+        """E, experts per MoE layer."""
+        return int(self.meta["num_experts"])
+
+    @property
+    def top_k(self) -> int:
+        """k, experts chosen per token and layer."""
+        return int(self.meta["top_k"])
+
+    @property
+    def passes(self) -> list[tuple[int, int]]:
+        """Token rows [start, stop) of each pass."""
+        return [(int(start), int(stop)) for start, stop in self.meta["passes"]]
+
+    @property
+    def edits(self) -> list[Any]:
+        """Changes made by hand during the run; empty for an untouched one."""
+        return list(self.meta["edits"])
+
+    # ---- arrays ----
+
+    def __getitem__(self, path: str) -> Array:
+        if path in self._arrays:
+            return self._arrays[path]
+        expert = _EXPERT.fullmatch(path) if isinstance(path, str) else None
+        if expert is None:
+            raise self._missing(str(path))
+        layer, number, tap = int(expert[1]), int(expert[2]), expert[3]
+        if tap not in EXPERT_TAPS:
+            raise TapError(f"an expert has no tap '{tap}'; it has {', '.join(EXPERT_TAPS)}")
+        start, stop = self._expert_spans(layer, number)[-1] if self.passes else (0, 0)
+        return self._stored(f"layers.{layer}.moe.dispatch.{tap}")[start:stop]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __contains__(self, path: object) -> bool:
+        try:
+            self[path]  # type: ignore[index]
+        except (KeyError, LookupError):
+            return False
+        return True
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """`trace[path]`, or `default` when the trace does not hold it."""
+        return self[path] if path in self else default
+
+    def expert_rows(self, layer: int, expert: int) -> dict[str, Array]:
+        """All rows that `expert` of `layer` received, joined over passes in token order (a copy).
+
+        Returns a dict with `tokens` (n,) int32 and every stored expert tap, (n, …) float32.
+        Raises TapError for a layer or expert that does not exist, NotCapturedError when expert rows were not kept.
+        """
+        spans = self._expert_spans(layer, expert)
+        rows = np.concatenate([np.arange(start, stop) for start, stop in spans] or [np.empty(0, np.int64)]).astype(
+            np.intp
+        )
+        prefix = f"layers.{layer}.moe.dispatch."
+        return {tap: self._arrays[prefix + tap][rows] for tap in EXPERT_TAPS if prefix + tap in self._arrays}
+
+    def stack(self, tap: str) -> Array:
+        """`layers.{l}.moe.{tap}` of all MoE layers as one array (Lm, T, …), a copy. For a long trace prefer one layer at a time."""
+        return np.stack([self[f"layers.{layer}.moe.{tap}"] for layer in self.moe_layers])
+
+    def save(self, path: Any) -> None:
+        """Writes the trace to `path` in the compact safetensors form; see `colibri_lab.trace_file.save_trace`."""
+        from colibri_lab.trace_file import save_trace
+
+        save_trace(self, path)
+
+    def __repr__(self) -> str:
+        moe, every = len(self.moe_layers), len(self.layers)
+        layers = f"{every} layers" if moe == every else f"{every} layers, {moe} with experts"
+        edited = f", {len(self.edits)} edits" if self.edits else ""
+        return (
+            f"<Trace of {len(self.ids)} tokens in {len(self.passes)} passes: {self.meta['model_type']}, {layers}, "
+            f"{self.num_experts} experts, {self.top_k} chosen, {len(self)} arrays{edited}>"
+        )
+
+    # ---- inside ----
+
+    def _stored(self, path: str) -> Array:
+        if path not in self._arrays:
+            raise self._missing(path)
+        return self._arrays[path]
+
+    def _expert_spans(self, layer: int, expert: int) -> list[tuple[int, int]]:
+        """Rows [start, stop) of one expert in the packed arrays, pass by pass."""
+        self._require_moe_layer(layer)
+        if not 0 <= expert < self.num_experts:
+            raise TapError(f"there is no expert {expert}; experts are 0 to {self.num_experts - 1}")
+        offsets = self._stored(f"layers.{layer}.moe.dispatch.offsets")
+        return [(int(row[expert]), int(row[expert + 1])) for row in offsets]
+
+    def _require_moe_layer(self, layer: int) -> None:
+        if layer not in self.layers:
+            raise TapError(f"there is no layer {layer}; layers are 0 to {len(self.layers) - 1}")
+        if layer not in self.moe_layers:
+            closest = min(self.moe_layers, key=lambda other: abs(other - layer), default=None)
+            hint = (
+                "; no layer of this model has any"
+                if closest is None
+                else f"; the nearest layer with experts is {closest}"
+            )
+            raise TapError(f"layer {layer} is dense and has no experts{hint}")
+
+    def _missing(self, path: str) -> TapError | NotCapturedError:
+        """The error for a path that is not stored: unknown, or known and not kept."""
+        kind = _LAYER.sub("layers.{l}.", path)
+        capture = _CAPTURE.get(kind)
+        if capture is None:
+            known = [*self._arrays, *(k.replace("{l}", "0") for k in _CAPTURE)]
+            return TapError(f"no tap has the path '{path}'{nearest(path, dict.fromkeys(known))}")
+        number = _LAYER.match(path)
+        if number is not None:
+            try:
+                if ".moe." in path:
+                    self._require_moe_layer(int(number[1]))
+                elif int(number[1]) not in self.layers:
+                    raise TapError(f"there is no layer {number[1]}; layers are 0 to {len(self.layers) - 1}")
+            except TapError as error:
+                return error
+        if kind in (
+            "layers.{l}.moe.shared.output",
+            "layers.{l}.moe.shared.gate",
+            "layers.{l}.mlp.input",
+            "layers.{l}.mlp.output",
+        ):
+            return NotCapturedError(
+                f"'{path}' is not in this trace: its layer has no such part, or it was not recorded"
+            )
+        ask = path if capture.startswith("layers") else capture
+        return NotCapturedError(f"'{path}' was not recorded; record again with capture=\"{ask}\"")
+
+    def _check_shape(self, path: str, array: Array) -> None:
+        tokens, layer = len(self.ids), _LAYER.match(path)
+        kind = _LAYER.sub("layers.{l}.", path)
+        if kind not in _CAPTURE:
+            return  # a producer may store more than we know
+        if layer is not None and int(layer[1]) not in (self.moe_layers if ".moe." in path else self.layers):
+            raise FormatError(f"'{path}' belongs to no {'MoE ' if '.moe.' in path else ''}layer of this model")
+        dispatch = _DISPATCH.fullmatch(path)
+        if dispatch is not None:
+            expected = self._dispatch_shape(int(dispatch[1]), dispatch[2])
+            if array.ndim < len(expected) or array.shape[: len(expected)] != expected:
+                raise FormatError(f"'{path}' has the shape {array.shape}; expected {_shown(expected, array.ndim)}")
+            return
+        axes: dict[str, tuple[int, ...]] = {
+            "layers.{l}.moe.router_logits": (tokens, self.num_experts), "layers.{l}.moe.scores": (tokens, self.num_experts),
+            "layers.{l}.moe.expert_ids": (tokens, self.top_k), "layers.{l}.moe.gates": (tokens, self.top_k),
+        }  # fmt: skip
+        full, leading = axes.get(kind), array.shape[1:2] if kind == "layers.{l}.attn.weights" else array.shape[:1]
+        if full is not None and array.shape != full:
+            raise FormatError(f"'{path}' has the shape {array.shape}; {tokens} tokens need {full}")
+        if leading != (tokens,):
+            raise FormatError(f"'{path}' has the shape {array.shape}, but the trace has {tokens} tokens")
+
+    def _dispatch_shape(self, layer: int, tap: str) -> tuple[int, ...]:
+        if tap == "offsets":
+            return (len(self.passes), self.num_experts + 1)
+        rows = self._arrays.get(f"layers.{layer}.moe.dispatch.tokens")
+        if rows is None or f"layers.{layer}.moe.dispatch.offsets" not in self._arrays:
+            raise FormatError(
+                f"layer {layer} has expert rows ('dispatch.{tap}') but not both dispatch.tokens and dispatch.offsets"
+            )
+        return (rows.shape[0],)
+
+
+def _read_only(array: Array) -> Array:
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _shown(expected: tuple[int, ...], ndim: int) -> str:
+    more = ", …" if ndim > len(expected) else ""
+    return f"({', '.join(map(str, expected))}{more or (',' if len(expected) == 1 else '')})"
+
+
+def _check_meta(meta: Mapping[str, Any], tokens: int) -> None:
+    """Raises ArgumentError for an entry that is absent or of the wrong type, FormatError for one that contradicts another."""
+    for name, kind in _META.items():
+        if name not in meta:
+            raise ArgumentError(f"a trace's meta needs '{name}'; it has {', '.join(sorted(meta)) or 'nothing'}")
+        if not isinstance(meta[name], kind) or isinstance(meta[name], bool):  # type: ignore[arg-type]
+            raise FormatError(f"meta['{name}'] is a {type(meta[name]).__name__}: {meta[name]!r:.80}")
+    layers, moe, experts, chosen = (
+        meta["num_hidden_layers"],
+        list(meta["moe_layers"]),
+        meta["num_experts"],
+        meta["top_k"],
+    )
+    if (
+        any(not isinstance(x, int) or isinstance(x, bool) for x in moe)
+        or moe != sorted(set(moe))
+        or (moe and not 0 <= moe[0] <= moe[-1] < layers)
+    ):
+        raise FormatError(f"meta['moe_layers'] must be ascending layer numbers below {layers}; it is {moe!r:.80}")
+    if not 1 <= chosen <= experts:
+        raise FormatError(f"{chosen} experts chosen of {experts} is impossible")
+    position = 0
+    for entry in meta["passes"]:
+        if not isinstance(entry, list | tuple) or len(entry) != 2 or any(not isinstance(x, int) for x in entry):
+            raise FormatError(f"meta['passes'] must hold pairs [start, stop]; it holds {entry!r:.80}")
+        if entry[0] != position or entry[1] <= entry[0]:
+            raise FormatError(
+                f"meta['passes'] must follow one another from 0 without a gap; {entry!r} comes after {position}"
+            )
+        position = entry[1]
+    if position != tokens:
+        raise FormatError(f"meta['passes'] end at token {position}, but the trace has {tokens} tokens")
+
+
+def check_values(trace: Trace) -> None:
+    """Looks at the numbers that steer every analysis and raises FormatError for the first one that is wrong.
+
+    Expert ids must lie in 0 … E−1 and be distinct in a row; dispatch offsets must rise, follow one another from pass to pass and end at
+    the number of rows; dispatch tokens must lie in the pass that they belong to. One read of the ids; float data are not touched.
+    """
+    for layer in trace.moe_layers:
+        ids = trace.get(f"layers.{layer}.moe.expert_ids")
+        if ids is not None:
+            _check_ids(layer, ids, trace.num_experts)
+        offsets = trace.get(f"layers.{layer}.moe.dispatch.offsets")
+        if offsets is not None:
+            _check_dispatch(layer, offsets, trace[f"layers.{layer}.moe.dispatch.tokens"], trace.passes)
+
+
+def _check_ids(layer: int, ids: Array, experts: int) -> None:
+    if ids.dtype.kind not in "iu":
+        raise FormatError(f"layer {layer}: expert ids are {ids.dtype}, not integers")
+    for start in range(0, len(ids), 1 << 16):
+        block = np.sort(ids[start : start + (1 << 16)], axis=1)
+        for wrong, what in (
+            ((block[:, 0] < 0) | (block[:, -1] >= experts), f"outside 0 to {experts - 1}"),
+            (
+                (np.diff(block, axis=1) == 0).any(axis=1),
+                "named twice (an all-zero row is a dense layer or a failed recording)",
+            ),
+        ):
+            if wrong.any():
+                token = start + int(np.flatnonzero(wrong)[0])
+                raise FormatError(
+                    f"layer {layer}, token {token}: expert ids {ids[token].tolist()!s:.80} have one {what}"
+                )
+
+
+def _check_dispatch(layer: int, offsets: Array, tokens: Array, passes: list[tuple[int, int]]) -> None:
+    name = f"layers.{layer}.moe.dispatch"
+    if offsets.dtype.kind not in "iu" or tokens.dtype.kind not in "iu":
+        raise FormatError(f"{name}: offsets and tokens must be integers; they are {offsets.dtype} and {tokens.dtype}")
+    flat = offsets.astype(np.int64).ravel()
+    joined = (offsets[1:, 0] == offsets[:-1, -1]).all() if len(offsets) else True
+    if (
+        (np.diff(flat) < 0).any()
+        or not joined
+        or (flat[0] if flat.size else 0) != 0
+        or (flat[-1] if flat.size else 0) != len(tokens)
+    ):
+        raise FormatError(f"{name}.offsets must rise from 0 to {len(tokens)}, each pass where the one before it ended")
+    for (start, stop), row in zip(passes, offsets, strict=True):
+        rows = tokens[int(row[0]) : int(row[-1])]
+        if rows.size and (rows.min() < start or rows.max() >= stop):
+            raise FormatError(f"{name}.tokens name rows outside their pass [{start}, {stop})")

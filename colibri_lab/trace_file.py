@@ -1,0 +1,264 @@
+"""Trace files: one ordinary safetensors file, in compact form, that any safetensors reader opens.
+
+Tensors are the trace's arrays under their tap paths, and the tokens as `tokens.ids` (T,) int64, `tokens.text` u8 (all texts as UTF-8, one after
+the other) and `tokens.text_offsets` (T+1,) int64. `__metadata__` has one entry per entry of `trace.meta`, all strings: the names in `_PLAIN` as
+they are, every other as JSON, and `format` and `format_version`, by which a trace is recognised.
+
+The writer is our own because saving twice must give the same bytes, and the safetensors library writes metadata in random order. The reader lets
+the library check the header, then maps the file: arrays are read when they are used, so a trace may be larger than memory.
+A mapped file must not be shortened while its trace is in use (replacing it by rename, as `save_trace` does, is safe).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.errors import ArgumentError, FileError, FormatError, UnsupportedError
+from colibri_lab.sniff import not_safetensors
+from colibri_lab.trace import Trace, check_values
+
+__all__ = ["FORMAT_VERSION", "load_trace", "quiet", "save_trace"]
+
+Array = NDArray[Any]
+
+FORMAT = "colibri-trace"
+FORMAT_VERSION = 1
+
+_PLAIN = ("producer", "producer_version", "model_type", "model_identity", "gate_rule")
+_BLOCK = 1 << 22  # elements written at a time
+_DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+_QUIET = {
+    "float16": (np.uint16, 0x7E00),
+    "bfloat16": (np.uint16, 0x7FC0),
+    "float32": (np.uint32, 0x7FC00000),
+    "float64": (np.uint64, 0x7FF8 << 48),
+}
+
+
+def quiet(array: Array) -> Array:
+    """The array with every NaN replaced by the one quiet NaN of its dtype (0x7FC00000 in float32); itself when there is none."""
+    if array.dtype.name not in _QUIET:
+        return array
+    nan = np.isnan(array)
+    if not nan.any():
+        return array
+    unsigned, bits = _QUIET[array.dtype.name]
+    out = array.copy()
+    out.view(unsigned)[nan] = bits
+    return out
+
+
+# ---- writing ----
+
+
+def save_trace(trace: Trace, path: str | PathLike[str]) -> None:
+    """Writes `trace` to `path`: first beside it under a temporary name, then renamed, so that a reader never meets half a file.
+
+    The same trace gives the same bytes. NaN are written as the quiet NaN of their dtype.
+    Raises ArgumentError for a meta entry that JSON cannot hold, UnsupportedError for a dtype without a safetensors name, FileError when the
+    file cannot be written.
+    """
+    target = Path(path)
+    tensors = _tensors(trace)
+    header = _header(tensors, _metadata(trace.meta))
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f".{target.name}.", suffix=".part", delete=False
+        ) as handle:
+            temporary = Path(handle.name)
+            handle.write(len(header).to_bytes(8, "little") + header)
+            for array in tensors.values():
+                for block in _blocks(array):
+                    handle.write(quiet(block).tobytes())
+        temporary.chmod(0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise FileError(f"cannot write the trace to {target}: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _tensors(trace: Trace) -> dict[str, Array]:
+    """All tensors of the file, widest dtype first so that each lies at a multiple of its item size."""
+    encoded = [text.encode("utf-8", "backslashreplace") for text in trace.texts]
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in encoded])]).astype(np.int64)
+    tokens = {
+        "tokens.ids": np.array(trace.ids, np.int64),
+        "tokens.text": np.frombuffer(b"".join(encoded), np.uint8),
+        "tokens.text_offsets": offsets,
+    }
+    both = {name: _little(array) for name, array in {**tokens, **trace}.items()}
+    for name, array in both.items():
+        if array.dtype.name not in _DTYPES:
+            raise UnsupportedError(
+                f"'{name}' is {array.dtype}, which safetensors has no name for; it takes {', '.join(_DTYPES)}"
+            )
+    return dict(sorted(both.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+
+
+def _little(array: Any) -> Array:
+    return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
+
+
+def _metadata(meta: Mapping[str, Any]) -> dict[str, str]:
+    out = {"format": FORMAT, "format_version": str(FORMAT_VERSION)}
+    for name in sorted(meta):
+        try:
+            out[name] = (
+                str(meta[name]) if name in _PLAIN else json.dumps(meta[name], ensure_ascii=False, sort_keys=True)
+            )
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"meta['{name}'] cannot be written as JSON: {error}") from error
+    return out
+
+
+def _header(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    position = 0
+    for name, array in tensors.items():
+        end = position + array.nbytes
+        entries[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def _blocks(array: Array) -> Iterator[Array]:
+    """The array in row-major order, a bounded number of elements at a time."""
+    if array.flags.c_contiguous or array.ndim < 2:
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, _BLOCK):
+            yield flat[start : start + _BLOCK]
+    else:
+        for row in array:
+            yield from _blocks(row)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# ---- reading ----
+
+
+def load_trace(path: str | PathLike[str]) -> Trace:
+    """Opens a trace file. Arrays are mapped: their data are read when used; ids, offsets and texts are read and checked now.
+
+    Raises FileError when the file cannot be read, FormatError with what it is when it is no trace, or with what is wrong in it.
+    """
+    file = Path(path)
+    entries, metadata, data = _mapped(file)
+    if metadata.get("format") != FORMAT:
+        some = ", ".join(f"'{name}'" for name in list(entries)[:3]) or "no tensors"
+        raise FormatError(
+            f"{file} is a safetensors file but no trace (it holds {some}); model weights are opened with lab.open"
+        )
+    if metadata.get("format_version") != str(FORMAT_VERSION):
+        raise FormatError(
+            f"{file} is a trace of format version {metadata.get('format_version')!r:.20}; this program reads {FORMAT_VERSION}"
+        )
+    try:
+        arrays = {
+            name: _array(name, entry, data) for name, entry in entries.items() if not name.startswith("__unused__.")
+        }
+        ids, texts = _tokens(arrays)
+        trace = Trace(arrays, ids=ids, texts=texts, meta=_meta(metadata))
+        check_values(trace)
+    except (FormatError, ArgumentError) as error:
+        raise FormatError(f"{file}: {error}") from error
+    return trace
+
+
+def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], memoryview]:
+    """Tensor entries and metadata of a header that the library has found sound, and the mapped data."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        wrong = not_safetensors(file)
+        if wrong is not None:
+            raise FormatError(f"{file} is {wrong}, not a trace")
+        with safe_open(file, framework="numpy"):  # checks sizes, offsets, overlaps and coverage
+            pass
+        with file.open("rb") as handle:
+            whole = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"cannot read {file}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise FormatError(f"{file} is not a sound safetensors file: {error}") from error
+    start = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(bytes(whole[8:start]))
+    metadata = header.pop("__metadata__", None) or {}
+    return header, metadata, whole[start:]
+
+
+def _array(name: str, entry: Mapping[str, Any], data: memoryview) -> Array:
+    for numpy_name, code in _DTYPES.items():
+        if code == entry["dtype"]:
+            break
+    else:
+        raise FormatError(f"'{name}' has the dtype {entry['dtype']}, which no trace uses")
+    if numpy_name == "bfloat16":
+        import ml_dtypes
+
+        dtype = np.dtype(ml_dtypes.bfloat16)
+    else:
+        dtype = np.dtype(numpy_name)
+    begin, end = entry["data_offsets"]
+    return np.frombuffer(data[begin:end], dtype).reshape(entry["shape"])
+
+
+def _tokens(arrays: dict[str, Array]) -> tuple[list[int], list[str]]:
+    """Takes the three token tensors out of `arrays` and reads them."""
+    missing = [name for name in ("tokens.ids", "tokens.text", "tokens.text_offsets") if name not in arrays]
+    if missing:
+        raise FormatError(f"the tensor '{missing[0]}' is missing")
+    ids, text, offsets = (arrays.pop(name) for name in ("tokens.ids", "tokens.text", "tokens.text_offsets"))
+    if ids.ndim != 1 or ids.dtype != np.int64 or (ids < 0).any():
+        raise FormatError("tokens.ids must be a list of int64 ids, none negative")
+    whole = offsets.dtype == np.int64 and offsets.shape == (len(ids) + 1,) and text.dtype == np.uint8 and text.ndim == 1
+    if not whole or offsets[0] != 0 or offsets[-1] != len(text) or (np.diff(offsets) < 0).any():
+        raise FormatError(
+            f"tokens.text_offsets must be {len(ids) + 1} int64 rising from 0 to the length of tokens.text ({text.size})"
+        )
+    raw = text.tobytes()
+    try:
+        return ids.tolist(), [
+            raw[a:b].decode() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+        ]
+    except UnicodeDecodeError as error:
+        raise FormatError(f"tokens.text is not UTF-8 where a token ends: {error}") from error
+
+
+def _meta(metadata: Mapping[str, str]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in metadata.items():
+        if name in ("format", "format_version"):
+            continue
+        try:
+            out[name] = value if name in _PLAIN else json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"the metadata entry '{name}' is not JSON: {value!r:.60}") from error
+    return out
