@@ -77,6 +77,40 @@ def write_checkpoint(folder: Path, config: dict, tensors: Mapping[str, np.ndarra
     return folder
 
 
+def small_config(family: str, **options) -> dict:
+    """A config with every key the family needs; sizes that divide nothing evenly."""
+    qwen = family.startswith("qwen")
+    base = {
+        "model_type": family,
+        "architectures": [
+            {"mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"}[family]
+            + "ForCausalLM"
+        ],
+        "vocab_size": 61,
+        "hidden_size": 44,
+        "intermediate_size": 23,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    }
+    base |= {"num_local_experts" if family == "mixtral" else "num_experts": 8}
+    if qwen:
+        base |= {"moe_intermediate_size": 19, "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    if family == "qwen2_moe":
+        base |= {"shared_expert_intermediate_size": 29, "hidden_size": 40}
+    if family == "qwen3_moe":
+        base |= {"head_dim": 10}
+    if family == "olmoe":
+        base |= {"hidden_size": 40, "norm_topk_prob": False, "clip_qkv": None}
+    return base | options
+
+
 def expert_count(config: dict) -> int:
     return config["num_local_experts"] if "num_local_experts" in config else config["num_experts"]
 
@@ -93,7 +127,9 @@ def is_moe(config: dict, layer: int) -> bool:
     """Qwen's rule for dense layers; the other two families have none."""
     if not config["model_type"].startswith("qwen"):
         return True
-    return layer not in (config.get("mlp_only_layers") or []) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+    return (
+        layer not in (config.get("mlp_only_layers") or []) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+    )
 
 
 def moe_prefix(config: dict, layer: int) -> str:
@@ -141,7 +177,9 @@ def shapes(config: dict) -> dict[str, tuple[int, ...]]:
         for expert in range(expert_count(config)):
             mlp(f"{moe}experts.{expert}.", expert_names(config), expert_width(config))
         if family == "qwen2_moe":
-            mlp(moe + "shared_expert.", ("gate_proj", "up_proj", "down_proj"), config["shared_expert_intermediate_size"])
+            mlp(
+                moe + "shared_expert.", ("gate_proj", "up_proj", "down_proj"), config["shared_expert_intermediate_size"]
+            )
             out[moe + "shared_expert_gate.weight"] = (1, width)
     out["model.norm.weight"] = (width,)
     if not config.get("tie_word_embeddings"):

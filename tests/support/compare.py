@@ -55,7 +55,9 @@ def errors(tape: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) 
         elif path.endswith(".moe.gates"):
             ids = path.removesuffix("gates") + "expert_ids"
             n_experts = 1 + max(int(reference[ids].max()), int(tape[ids].max()))
-            out[path] = relative_error(by_expert(tape[ids], tape[path], n_experts), by_expert(reference[ids], expected, n_experts))
+            out[path] = relative_error(
+                by_expert(tape[ids], tape[path], n_experts), by_expert(reference[ids], expected, n_experts)
+            )
         elif expert:
             ours_at = np.argsort(tape[expert[1] + "tokens"], kind="stable")
             theirs_at = np.argsort(reference[expert[1] + "tokens"], kind="stable")
@@ -71,7 +73,9 @@ def errors(tape: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) 
     return out
 
 
-def assert_agrees(tape: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], tolerance: float = TOLERANCE) -> float:
+def assert_agrees(
+    tape: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], tolerance: float = TOLERANCE
+) -> float:
     """Every path of `reference` within the tolerance; returns the largest error."""
     found = errors(tape, reference)
     wrong = {path: error for path, error in found.items() if not error <= tolerance}

@@ -92,7 +92,11 @@ def window(config: dict, layer: int) -> int:
         return 0
     if family == "qwen2_moe":
         kinds = config.get("layer_types")
-        slides = kinds[layer] == "sliding_attention" if kinds else layer % 2 == 0 and layer < config.get("max_window_layers", 28)
+        slides = (
+            kinds[layer] == "sliding_attention"
+            if kinds
+            else layer % 2 == 0 and layer < config.get("max_window_layers", 28)
+        )
         return width if slides else 0
     return width
 
@@ -145,7 +149,14 @@ class Oracle:
             weights[head] = softmax(np.where(seen, scores, -np.inf))
             mixed[:, head] = weights[head] @ v[:, kv_head]
         out = self.linear(mixed.reshape(n_tokens, -1), prefix + "o_proj")
-        self.taps |= {path + "norm": x, path + "q": q, path + "k": k, path + "v": v, path + "weights": weights, path + "out": out}
+        self.taps |= {
+            path + "norm": x,
+            path + "q": q,
+            path + "k": k,
+            path + "v": v,
+            path + "weights": weights,
+            path + "out": out,
+        }
         return out
 
     def mlp(self, x: np.ndarray, prefix: str, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -172,7 +183,12 @@ class Oracle:
             routed[tokens] += gates[tokens, slots, None] * parts["output"]
             here = f"{path}experts.{expert}."
             self.taps |= {here + "tokens": tokens} | {here + name: value for name, value in parts.items()}
-        self.taps |= {path + "input": x, path + "router_logits": logits, path + "scores": scores, path + "expert_ids": ids}
+        self.taps |= {
+            path + "input": x,
+            path + "router_logits": logits,
+            path + "scores": scores,
+            path + "expert_ids": ids,
+        }
         self.taps |= {path + "gates": gates, path + "routed": routed}
         out = routed
         if family == "qwen2_moe":
