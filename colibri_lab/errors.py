@@ -1,7 +1,8 @@
 """Every error that colibri-lab raises on purpose.
 
-All derive from `ColibriError`, and each also from the built-in class that a Python reader expects, so that ``except ValueError``
-works as well as ``except lab.ColibriError``. A message names the file, tensor, layer or limit at fault and the nearest valid choice.
+All derive from `ColibriError`, and each also from the built-in class that a Python reader expects, so that ``except
+ValueError`` works as well as ``except lab.ColibriError``. A message names the file, tensor, layer or limit at fault and
+the nearest valid choice.
 """
 
 from __future__ import annotations
@@ -74,6 +75,6 @@ class NonFiniteError(ColibriError, ArithmeticError):
 
 
 def nearest(name: str, choices: Iterable[str], count: int = 3) -> str:
-    """The choices most like `name`, ready to end a sentence: ``; did you mean 'a' or 'b'?`` (empty when nothing is near)."""
+    """The choices most like `name`, as a sentence's end: ``; did you mean 'a' or 'b'?`` (empty if none is near)."""
     close = difflib.get_close_matches(name, list(choices), n=count, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""

@@ -23,7 +23,7 @@ _KNOWN = (
 
 
 def not_safetensors(path: Path) -> str | None:
-    """A phrase such as "a Git LFS pointer …" for a file that cannot be safetensors, or None when its first bytes may be.
+    """A phrase such as "a Git LFS pointer" for a file that cannot be safetensors; None when its first bytes allow it.
 
     Reads 64 bytes and the size; allocates nothing by what the file claims. Raises OSError as `open` does.
     """

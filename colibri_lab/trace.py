@@ -1,9 +1,11 @@
 """Trace: what one run left behind, as a mapping from tap path to array.
 
-A trace is the only thing that analyses and widgets see. It comes from a live session (`session.trace()`, zero-copy views), from a file
-(`load_trace`), from another program's recording, or from `colibri_lab.testing.synthetic_trace`; a reader cannot tell which.
+A trace is the only thing that analyses and widgets see. It comes from a live session (`session.trace()`, zero-copy
+views), from a file (`load_trace`), from another program's recording, or from `colibri_lab.testing.synthetic_trace`; a
+reader cannot tell which.
 
-T tokens, H hidden size, E experts, k chosen experts. Expert rows are stored packed, one run of rows per pass and expert:
+T tokens, H hidden size, E experts, k chosen experts. Expert rows are stored packed, one run of rows per pass and
+expert:
 
     layers.{l}.moe.dispatch.tokens    (N,) int32          absolute token rows, N = T·k
     layers.{l}.moe.dispatch.offsets   (passes, E+1) int64 absolute positions into N
@@ -58,13 +60,14 @@ _DISPATCH = re.compile(r"layers\.(\d+)\.moe\.dispatch\.(\w+)")
 class Trace(Mapping[str, Array]):
     """Read-only arrays by tap path, the tokens they belong to, and where they come from.
 
-    `arrays` maps tap paths to arrays (expert rows in packed form only); they are not copied. `meta` holds at least `producer`,
-    `producer_version`, `model_type`, `num_hidden_layers`, `moe_layers` (layer numbers), `num_experts`, `top_k`, `gate_rule`,
-    `passes` (pairs [start, stop] of token rows) and `edits`. `texts` may be empty: then every token's text is "".
+    `arrays` maps tap paths to arrays (expert rows in packed form only); they are not copied. `meta` holds at least
+    `producer`, `producer_version`, `model_type`, `num_hidden_layers`, `moe_layers` (layer numbers), `num_experts`,
+    `top_k`, `gate_rule`, `passes` (pairs [start, stop] of token rows) and `edits`. `texts` may be empty: then every
+    token's text is "".
 
     Iteration and `len` list the stored paths; `trace[path]` also resolves `layers.{l}.moe.experts.{e}.{tap}`.
-    Raises FormatError when an array's shape contradicts the number of tokens, experts or passes. Shapes alone are looked at here;
-    `check_values` looks at the numbers.
+    Raises FormatError when an array's shape contradicts the number of tokens, experts or passes. Shapes alone are
+    looked at here; `check_values` looks at the numbers.
     """
 
     def __init__(
@@ -125,8 +128,13 @@ class Trace(Mapping[str, Array]):
         layer, number, tap = int(expert[1]), int(expert[2]), expert[3]
         if tap not in EXPERT_TAPS:
             raise TapError(f"an expert has no tap '{tap}'; it has {', '.join(EXPERT_TAPS)}")
-        start, stop = self._expert_spans(layer, number)[-1] if self.passes else (0, 0)
-        return self._stored(f"layers.{layer}.moe.dispatch.{tap}")[start:stop]
+        packed = self._arrays.get(f"layers.{layer}.moe.dispatch.{tap}")
+        spans = self._expert_spans(layer, number)
+        if packed is None:
+            ask = _CAPTURE[f"layers.{{l}}.moe.dispatch.{tap}"]
+            raise NotCapturedError(f"'{path}' was not recorded; record again with capture=\"{ask}\"")
+        start, stop = spans[-1] if spans else (0, 0)
+        return packed[start:stop]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -135,15 +143,14 @@ class Trace(Mapping[str, Array]):
         return len(self._arrays)
 
     def __contains__(self, path: object) -> bool:
-        try:
-            self[path]  # type: ignore[index]
-        except (KeyError, LookupError):
-            return False
-        return True
+        return isinstance(path, str) and self.get(path) is not None
 
     def get(self, path: str, default: Any = None) -> Any:
         """`trace[path]`, or `default` when the trace does not hold it."""
-        return self[path] if path in self else default
+        try:
+            return self[path]
+        except (TapError, NotCapturedError):
+            return default
 
     def expert_rows(self, layer: int, expert: int) -> dict[str, Array]:
         """All rows that `expert` of `layer` received, joined over passes in token order (a copy).
@@ -159,7 +166,7 @@ class Trace(Mapping[str, Array]):
         return {tap: self._arrays[prefix + tap][rows] for tap in EXPERT_TAPS if prefix + tap in self._arrays}
 
     def stack(self, tap: str) -> Array:
-        """`layers.{l}.moe.{tap}` of all MoE layers as one array (Lm, T, …), a copy. For a long trace prefer one layer at a time."""
+        """`layers.{l}.moe.{tap}` of all MoE layers as one array (Lm, T, …): a copy, so not for a long trace."""
         return np.stack([self[f"layers.{layer}.moe.{tap}"] for layer in self.moe_layers])
 
     def save(self, path: Any) -> None:
@@ -179,17 +186,14 @@ class Trace(Mapping[str, Array]):
 
     # ---- inside ----
 
-    def _stored(self, path: str) -> Array:
-        if path not in self._arrays:
-            raise self._missing(path)
-        return self._arrays[path]
-
     def _expert_spans(self, layer: int, expert: int) -> list[tuple[int, int]]:
         """Rows [start, stop) of one expert in the packed arrays, pass by pass."""
         self._require_moe_layer(layer)
         if not 0 <= expert < self.num_experts:
             raise TapError(f"there is no expert {expert}; experts are 0 to {self.num_experts - 1}")
-        offsets = self._stored(f"layers.{layer}.moe.dispatch.offsets")
+        offsets = self._arrays.get(f"layers.{layer}.moe.dispatch.offsets")
+        if offsets is None:
+            raise NotCapturedError(f'layer {layer} has no expert rows in this trace; record again with capture="moe"')
         return [(int(row[expert]), int(row[expert + 1])) for row in offsets]
 
     def _require_moe_layer(self, layer: int) -> None:
@@ -245,13 +249,16 @@ class Trace(Mapping[str, Array]):
             if array.ndim < len(expected) or array.shape[: len(expected)] != expected:
                 raise FormatError(f"'{path}' has the shape {array.shape}; expected {_shown(expected, array.ndim)}")
             return
-        axes: dict[str, tuple[int, ...]] = {
-            "layers.{l}.moe.router_logits": (tokens, self.num_experts), "layers.{l}.moe.scores": (tokens, self.num_experts),
-            "layers.{l}.moe.expert_ids": (tokens, self.top_k), "layers.{l}.moe.gates": (tokens, self.top_k),
-        }  # fmt: skip
-        full, leading = axes.get(kind), array.shape[1:2] if kind == "layers.{l}.attn.weights" else array.shape[:1]
-        if full is not None and array.shape != full:
-            raise FormatError(f"'{path}' has the shape {array.shape}; {tokens} tokens need {full}")
+        width = {
+            "router_logits": self.num_experts,
+            "scores": self.num_experts,
+            "expert_ids": self.top_k,
+            "gates": self.top_k,
+        }
+        columns = width.get(path.rpartition(".")[2]) if ".moe." in path else None
+        if columns is not None and array.shape != (tokens, columns):
+            raise FormatError(f"'{path}' has the shape {array.shape}; {tokens} tokens need {(tokens, columns)}")
+        leading = array.shape[1:2] if kind == "layers.{l}.attn.weights" else array.shape[:1]
         if leading != (tokens,):
             raise FormatError(f"'{path}' has the shape {array.shape}, but the trace has {tokens} tokens")
 
@@ -278,7 +285,7 @@ def _shown(expected: tuple[int, ...], ndim: int) -> str:
 
 
 def _check_meta(meta: Mapping[str, Any], tokens: int) -> None:
-    """Raises ArgumentError for an entry that is absent or of the wrong type, FormatError for one that contradicts another."""
+    """Raises ArgumentError for an absent entry, FormatError for one of a wrong type or that contradicts another."""
     for name, kind in _META.items():
         if name not in meta:
             raise ArgumentError(f"a trace's meta needs '{name}'; it has {', '.join(sorted(meta)) or 'nothing'}")
@@ -314,8 +321,9 @@ def _check_meta(meta: Mapping[str, Any], tokens: int) -> None:
 def check_values(trace: Trace) -> None:
     """Looks at the numbers that steer every analysis and raises FormatError for the first one that is wrong.
 
-    Expert ids must lie in 0 … E−1 and be distinct in a row; dispatch offsets must rise, follow one another from pass to pass and end at
-    the number of rows; dispatch tokens must lie in the pass that they belong to. One read of the ids; float data are not touched.
+    Expert ids must lie in 0 … E−1 and be distinct in a row; dispatch offsets must rise, follow one another from pass to
+    pass and end at the number of rows; dispatch tokens must lie in the pass that they belong to. One read of the ids;
+    float data are not touched.
     """
     for layer in trace.moe_layers:
         ids = trace.get(f"layers.{layer}.moe.expert_ids")

@@ -1,12 +1,14 @@
 """Trace files: one ordinary safetensors file, in compact form, that any safetensors reader opens.
 
-Tensors are the trace's arrays under their tap paths, and the tokens as `tokens.ids` (T,) int64, `tokens.text` u8 (all texts as UTF-8, one after
-the other) and `tokens.text_offsets` (T+1,) int64. `__metadata__` has one entry per entry of `trace.meta`, all strings: the names in `_PLAIN` as
-they are, every other as JSON, and `format` and `format_version`, by which a trace is recognised.
+Tensors are the trace's arrays under their tap paths, and the tokens as `tokens.ids` (T,) int64, `tokens.text` u8 (all
+texts as UTF-8, one after the other) and `tokens.text_offsets` (T+1,) int64. `__metadata__` has one entry per entry of
+`trace.meta`, all strings: the names in `_PLAIN` as they are, every other as JSON, and `format` and `format_version`, by
+which a trace is recognised.
 
-The writer is our own because saving twice must give the same bytes, and the safetensors library writes metadata in random order. The reader lets
-the library check the header, then maps the file: arrays are read when they are used, so a trace may be larger than memory.
-A mapped file must not be shortened while its trace is in use (replacing it by rename, as `save_trace` does, is safe).
+The writer is our own because saving twice must give the same bytes, and the safetensors library writes metadata in
+random order. The reader lets the library check the header, then maps the file: arrays are read when they are used, so a
+trace may be larger than memory. A mapped file must not be shortened while its trace is in use (replacing it by rename,
+as `save_trace` does, is safe).
 """
 
 from __future__ import annotations
@@ -37,9 +39,21 @@ FORMAT_VERSION = 1
 _PLAIN = ("producer", "producer_version", "model_type", "model_identity", "gate_rule")
 _BLOCK = 1 << 22  # elements written at a time
 _DTYPES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64",
-    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-}  # fmt: skip
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_NUMPY_NAMES = {code: name for name, code in _DTYPES.items()}
 _QUIET = {
     "float16": (np.uint16, 0x7E00),
     "bfloat16": (np.uint16, 0x7FC0),
@@ -49,7 +63,7 @@ _QUIET = {
 
 
 def quiet(array: Array) -> Array:
-    """The array with every NaN replaced by the one quiet NaN of its dtype (0x7FC00000 in float32); itself when there is none."""
+    """The array with every NaN as the one quiet NaN of its dtype (0x7FC00000 in float32); itself if it has none."""
     if array.dtype.name not in _QUIET:
         return array
     nan = np.isnan(array)
@@ -65,11 +79,11 @@ def quiet(array: Array) -> Array:
 
 
 def save_trace(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes `trace` to `path`: first beside it under a temporary name, then renamed, so that a reader never meets half a file.
+    """Writes `trace` to `path`: beside it under a temporary name, then renamed, so that nobody meets half a file.
 
     The same trace gives the same bytes. NaN are written as the quiet NaN of their dtype.
-    Raises ArgumentError for a meta entry that JSON cannot hold, UnsupportedError for a dtype without a safetensors name, FileError when the
-    file cannot be written.
+    Raises ArgumentError for a meta entry that JSON cannot hold, UnsupportedError for a dtype without a safetensors
+    name, FileError when the file cannot be written.
     """
     target = Path(path)
     tensors = _tensors(trace)
@@ -163,9 +177,10 @@ def _umask() -> int:
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
-    """Opens a trace file. Arrays are mapped: their data are read when used; ids, offsets and texts are read and checked now.
+    """Opens a trace file: float data are mapped and read when used; ids, offsets and texts are read and checked now.
 
-    Raises FileError when the file cannot be read, FormatError with what it is when it is no trace, or with what is wrong in it.
+    Raises FileError when the file cannot be read, FormatError with what it is when it is no trace, or with what is
+    wrong in it.
     """
     file = Path(path)
     entries, metadata, data = _mapped(file)
@@ -175,9 +190,8 @@ def load_trace(path: str | PathLike[str]) -> Trace:
             f"{file} is a safetensors file but no trace (it holds {some}); model weights are opened with lab.open"
         )
     if metadata.get("format_version") != str(FORMAT_VERSION):
-        raise FormatError(
-            f"{file} is a trace of format version {metadata.get('format_version')!r:.20}; this program reads {FORMAT_VERSION}"
-        )
+        version = metadata.get("format_version", "")
+        raise FormatError(f"{file} is a trace of format version '{version:.20}'; this program reads {FORMAT_VERSION}")
     try:
         arrays = {
             name: _array(name, entry, data) for name, entry in entries.items() if not name.startswith("__unused__.")
@@ -215,10 +229,8 @@ def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], memoryview]:
 
 
 def _array(name: str, entry: Mapping[str, Any], data: memoryview) -> Array:
-    for numpy_name, code in _DTYPES.items():
-        if code == entry["dtype"]:
-            break
-    else:
+    numpy_name = _NUMPY_NAMES.get(entry["dtype"])
+    if numpy_name is None:
         raise FormatError(f"'{name}' has the dtype {entry['dtype']}, which no trace uses")
     if numpy_name == "bfloat16":
         import ml_dtypes
