@@ -1,0 +1,189 @@
+/* threads.c: persistent workers that wait by spinning first and sleeping later.
+ *
+ * One run is one generation. The caller writes the task, raises `generation`, takes the first part itself and waits until `unfinished` is 0.
+ * A pass of the engine runs hundreds of short tasks a token apart by microseconds, so both sides spin for a moment; a pool that nobody uses
+ * sleeps on a condition variable and costs nothing. */
+#include "threads.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "atomics.h"
+
+enum { SPINS = 2000 }; /* pauses before sleeping: 30 to 100 microseconds, longer than the gap between two tasks of a pass */
+
+typedef struct worker {
+    threads *pool;
+    pthread_t handle;
+    int thread; /* 1 .. count - 1 */
+} worker;
+
+struct threads {
+    int count;
+    pid_t process; /* that created the workers: a fork has none */
+    worker *workers;
+
+    pthread_mutex_t mutex;
+    pthread_cond_t started, finished;
+    uint32_t generation; /* atomic; raised under the mutex, so that no worker falls asleep between looking and waiting */
+    int unfinished;      /* atomic; workers still in this generation */
+
+    threads_work work; /* the task; NULL tells the workers to leave. Written before generation, read after it */
+    void *argument;
+    int64_t n;
+};
+
+static void run_part(const threads *pool, int thread)
+{
+    int64_t share = pool->n / pool->count, rest = pool->n % pool->count; /* the first `rest` parts hold one more */
+    int64_t first = thread * share + (thread < rest ? thread : rest), last = first + share + (thread < rest);
+    if (first < last)
+        pool->work(pool->argument, first, last, thread);
+}
+
+static void wait_for_task(threads *pool, uint32_t seen)
+{
+    for (int i = 0; i < SPINS; i++) {
+        if (atomic_load_acquire(&pool->generation) != seen)
+            return;
+        cpu_relax();
+    }
+    pthread_mutex_lock(&pool->mutex);
+    while (atomic_load_acquire(&pool->generation) == seen)
+        pthread_cond_wait(&pool->started, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void wait_for_workers(threads *pool)
+{
+    for (int i = 0; i < SPINS; i++) {
+        if (atomic_load_acquire(&pool->unfinished) == 0)
+            return;
+        cpu_relax();
+    }
+    pthread_mutex_lock(&pool->mutex);
+    while (atomic_load_acquire(&pool->unfinished) != 0)
+        pthread_cond_wait(&pool->finished, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void *serve(void *argument)
+{
+    worker *self = argument;
+    threads *pool = self->pool;
+    for (uint32_t seen = 0;; seen++) {
+        wait_for_task(pool, seen);
+        if (pool->work == NULL)
+            return NULL;
+        run_part(pool, self->thread);
+        if (atomic_add(&pool->unfinished, -1) == 0) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->finished);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+    }
+}
+
+static void start_generation(threads *pool, threads_work work, void *argument, int64_t n)
+{
+    pool->work = work;
+    pool->argument = argument;
+    pool->n = n;
+    atomic_store_release(&pool->unfinished, pool->count - 1);
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store_release(&pool->generation, pool->generation + 1);
+    pthread_cond_broadcast(&pool->started);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* Workers take no signals, so that Ctrl-C reaches the program's own threads; a fault of a worker's own stays its own. */
+static int create_worker(worker *self)
+{
+    sigset_t none, before;
+    sigfillset(&none);
+    sigdelset(&none, SIGBUS);
+    sigdelset(&none, SIGSEGV);
+    sigdelset(&none, SIGFPE);
+    sigdelset(&none, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &none, &before);
+    int error = pthread_create(&self->handle, NULL, serve, self);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+colibri_status threads_create(int count, threads **pool_ret, colibri_message *message)
+{
+    *pool_ret = NULL;
+    if (count < 1 || count > COLIBRI_MAX_THREADS)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "%d threads: choose 1 to %d", count, COLIBRI_MAX_THREADS);
+    threads *pool = calloc(1, sizeof *pool);
+    worker *workers = calloc((size_t)count, sizeof *workers);
+    if (pool == NULL || workers == NULL) {
+        free(pool);
+        free(workers);
+        return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a pool of %d threads", count);
+    }
+    pool->process = getpid();
+    pool->workers = workers;
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->started, NULL);
+    pthread_cond_init(&pool->finished, NULL);
+    int error = 0;
+    for (pool->count = 1; pool->count < count && error == 0; pool->count += error == 0) {
+        workers[pool->count] = (worker){.pool = pool, .thread = pool->count};
+        error = create_worker(&workers[pool->count]);
+    }
+    if (error != 0) {
+        int started = pool->count;
+        threads_free(pool);
+        return fail(message, COLIBRI_ERROR_MEMORY, "the system gave %d of %d threads: %s", started, count, strerror(error));
+    }
+    *pool_ret = pool;
+    return COLIBRI_OK;
+}
+
+void threads_free(threads *pool)
+{
+    if (pool == NULL)
+        return;
+    if (pool->process == getpid()) {
+        if (pool->count > 1)
+            start_generation(pool, NULL, NULL, 0);
+        for (int thread = 1; thread < pool->count; thread++)
+            pthread_join(pool->workers[thread].handle, NULL);
+        pthread_cond_destroy(&pool->finished);
+        pthread_cond_destroy(&pool->started);
+        pthread_mutex_destroy(&pool->mutex);
+    }
+    free(pool->workers);
+    free(pool);
+}
+
+int threads_count(const threads *pool)
+{
+    return pool->count;
+}
+
+void threads_run(threads *pool, threads_work work, void *argument, int64_t n)
+{
+    if (pool->count == 1 || n <= 1) {
+        if (n > 0)
+            work(argument, 0, n, 0);
+        return;
+    }
+    if (pool->process != getpid()) { /* after fork: the same parts, one after the other */
+        pool->work = work;
+        pool->argument = argument;
+        pool->n = n;
+        for (int thread = 0; thread < pool->count; thread++)
+            run_part(pool, thread);
+        return;
+    }
+    start_generation(pool, work, argument, n);
+    run_part(pool, 0);
+    wait_for_workers(pool);
+}
