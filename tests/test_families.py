@@ -1,4 +1,4 @@
-"""Random checkpoints of odd shapes against a forward pass of our own in NumPy float64 (support/oracle.py): every tap, no torch."""
+"""Random checkpoints of odd shapes against an independent NumPy forward (support/oracle.py): every tap, no torch."""
 
 from __future__ import annotations
 

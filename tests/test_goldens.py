@@ -49,7 +49,7 @@ def test_a_config_spelled_as_before_transformers_5_gives_the_same_numbers(config
 
 
 def test_the_reference_set_is_complete():
-    """Four families with all their stored forms, and three more configurations; a lost fixture must not pass silently."""
+    """Four families with all their stored forms, and three more; a lost fixture must not pass silently."""
     forms = {
         f"{family}{form}"
         for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")

@@ -1,7 +1,7 @@
 """Write and read small checkpoints of the four families under their hub names, without any code of the engine.
 
-Tests draw random checkpoints here, set single tensors by hand, and read recorded files back. Reading and writing safetensors
-takes twenty lines each, so nothing of ours (and no other library's idea of bfloat16) stands between a test and the bytes.
+Tests draw random checkpoints here, set single tensors by hand, and read recorded files back. Reading and writing
+safetensors takes twenty lines each, so nothing of ours stands between a test and the bytes.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def random_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
-    """float32 weights of a size that keeps activations near 1 and routing far from uniform; names as `shapes` gives them."""
+    """float32 weights that keep activations near 1 and routing far from uniform; names as `shapes` gives them."""
     random = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -206,7 +206,7 @@ def random_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
 
 
 def fused(config: dict, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same checkpoint with the experts of a layer in two stacked tensors, gate rows before up rows, as transformers 5 can write."""
+    """The same checkpoint with a layer's experts in two stacked tensors (gate rows before up rows), as transformers 5 can."""
     gate, up, down = expert_names(config)
     out = {}
     for name, value in tensors.items():

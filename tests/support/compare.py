@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-# Of a tensor's largest magnitude. Two back ends of transformers differ by up to 1e-5 among themselves; a wrong formula, a window off
-# by one or a frequency rounded another way is beyond 1e-3.
+# Of a tensor's largest magnitude. Two back ends of transformers differ by up to 1e-5 among themselves; a wrong formula,
+# a window off by one or a frequency rounded another way is beyond 1e-3.
 TOLERANCE = 5e-5
 # Two experts whose logits are closer than this may be swapped by arithmetic order alone.
 TIE = 1e-4
@@ -17,7 +17,7 @@ EXPERT = re.compile(r"(layers\.\d+\.moe\.experts\.\d+\.)(\w+)$")
 
 
 def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
-    """Largest difference over the reference's largest magnitude; inf when shapes differ or a value of either is not finite."""
+    """Largest difference over the reference's largest magnitude; inf when shapes differ or a value is not finite."""
     if ours.shape != reference.shape:
         return np.inf
     if ours.size == 0:

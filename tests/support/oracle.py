@@ -1,8 +1,8 @@
 """An independent forward pass of mixtral, qwen2_moe, qwen3_moe and olmoe in NumPy float64, straight from the formulas.
 
-It reads a config as the hub spells it (before or since transformers 5) and the hub-named tensors, loops where looping is
-clearest, and returns every value the engine's tape has a path for. The only float32 in it is what the reference itself rounds:
-the rotary frequencies, the attention factor and the angles (position times frequency).
+It reads a config as the hub spells it (before or since transformers 5) and the hub-named tensors, loops where looping
+is clearest, and returns every value the engine's tape has a path for. The only float32 in it is what the reference
+itself rounds: the rotary frequencies and the angles (position times frequency).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def rope_parameters(config: dict) -> dict:
 
 
 def inverse_frequencies(config: dict) -> tuple[np.ndarray, float]:
-    """([head_dim / 2] float32, factor on cos and sin). Formulas: YaRN (Peng et al. 2023), Llama 3.1's scaled frequencies."""
+    """([head_dim / 2] float32, factor on cos and sin). YaRN as Peng et al. 2023; llama3 as Llama 3.1 scales."""
     rope, width = rope_parameters(config), head_dim(config)
     exponents = np.arange(0, width, 2, dtype=F32) / F32(width)
     powers = np.power(np.float64(F32(rope["rope_theta"])), exponents.astype(np.float64)).astype(F32)
