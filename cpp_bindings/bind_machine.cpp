@@ -1,0 +1,38 @@
+// bind_machine.cpp: what runs here, and the engine's own count of non-finite values.
+#include "status.hpp"
+#include "view.hpp"
+
+static py::tuple isa_names()
+{
+    py::tuple names(colibri_isa_count());
+    for (size_t i = 0; i < names.size(); i++)
+        names[i] = colibri_isa_name(i);
+    return names;
+}
+
+static py::tuple census(const py::array &array)
+{
+    colibri_dtype dtype = COLIBRI_F32;
+    bool known = false;
+    for (colibri_dtype candidate : {COLIBRI_F32, COLIBRI_F16, COLIBRI_BF16})
+        if (array.dtype().equal(numpy_dtype(candidate))) {
+            dtype = candidate;
+            known = true;
+        }
+    if (!known)
+        throw py::type_error("census counts float32, float16 and bfloat16; the array is " + std::string(py::str(array.dtype())));
+    colibri_array described = describe(array, dtype);
+    colibri_census counts;
+    colibri_message message;
+    check(colibri_array_census(&described, &counts, &message), message);
+    return py::make_tuple(counts.n_nan, counts.n_inf, counts.n_subnormal, counts.first_nonfinite);
+}
+
+void bind_machine(py::module_ &m)
+{
+    m.attr("__version__") = colibri_version();
+    m.def("isa", &colibri_isa, "The code path in force.");
+    m.def("isa_names", &isa_names, "Code paths that this build and this CPU can run, best first.");
+    m.def("default_threads", &colibri_default_threads, "Threads that affinity and cgroup quota give.");
+    m.def("census", &census, py::arg("array"), "(NaN, Inf, subnormal, flat index of the first non-finite value or -1), counted by bit pattern.");
+}

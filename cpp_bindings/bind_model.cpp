@@ -1,0 +1,111 @@
+// bind_model.cpp: a checkpoint. Its configuration and its weights are tables, bound by loops.
+#include "handles.hpp"
+#include "view.hpp"
+
+static std::unique_ptr<Model> open_model(const std::string &path)
+{
+    colibri_model *opened = nullptr;
+    colibri_message message;
+    check(colibri_model_open(path.c_str(), &opened, &message), message);
+    auto model = std::make_unique<Model>();
+    model->handle.reset(opened);
+    return model;
+}
+
+static py::object field_value(const colibri_field &field)
+{
+    switch (field.kind) {
+    case COLIBRI_FIELD_BOOLEAN: return py::bool_(field.integer != 0);
+    case COLIBRI_FIELD_INTEGER: return py::int_(field.integer);
+    case COLIBRI_FIELD_REAL: return py::float_(field.real);
+    case COLIBRI_FIELD_TEXT: return py::str(field.text);
+    case COLIBRI_FIELD_NONE: break;
+    }
+    return py::none();
+}
+
+static py::dict fields(const Model &model)
+{
+    py::dict out;
+    for (size_t i = 0; i < colibri_model_field_count(model.get()); i++) {
+        colibri_field field = colibri_model_field(model.get(), i);
+        out[field.name] = field_value(field);
+    }
+    return out;
+}
+
+static py::tuple layer(const Model &model, int64_t index)
+{
+    colibri_layer_info info = colibri_model_layer(model.get(), index);
+    return py::make_tuple(info.is_moe, info.has_shared_expert, info.window);
+}
+
+static py::tuple weights(const Model &model)
+{
+    py::object make = py::module_::import("collections").attr("namedtuple")("Weight", "name shape dtype tensor file file_offset aligned");
+    py::tuple out(colibri_model_weight_count(model.get()));
+    for (size_t i = 0; i < out.size(); i++) {
+        colibri_weight weight = colibri_model_weight(model.get(), i);
+        py::tuple shape(weight.array.n_dims);
+        for (int d = 0; d < weight.array.n_dims; d++)
+            shape[d] = weight.array.shape[d];
+        out[i] = make(weight.name, shape, numpy_dtype(weight.array.dtype), weight.tensor, weight.file, weight.file_offset, is_aligned(weight.array));
+    }
+    return out;
+}
+
+static colibri_weight weight_at(const Model &model, size_t index)
+{
+    if (index >= colibri_model_weight_count(model.get()))
+        throw py::index_error("the model has " + std::to_string(colibri_model_weight_count(model.get())) + " weights");
+    return colibri_model_weight(model.get(), index);
+}
+
+static void check_files(const Model &model)
+{
+    colibri_message message;
+    check(colibri_model_check_files(model.get(), &message), message);
+}
+
+static py::array weight_view(const Model &model, size_t index)
+{
+    colibri_array array = weight_at(model, index).array;
+    check_files(model);
+    return is_aligned(array) ? view(array, new_lease(colibri_model_lease(model.get()))) : aligned_copy(array);
+}
+
+static py::array weight_float32(const Model &model, size_t index)
+{
+    colibri_array array = weight_at(model, index).array;
+    py::array_t<float> out(std::vector<py::ssize_t>(array.shape, array.shape + array.n_dims));
+    colibri_message message;
+    check(colibri_array_widen(&array, out.mutable_data(), &message), message);
+    check_files(model); // a page lost while it was read
+    return out;
+}
+
+static py::tuple weight_census(const Model &model, size_t index)
+{
+    colibri_array array = weight_at(model, index).array;
+    colibri_census counts;
+    colibri_message message;
+    check(colibri_array_census(&array, &counts, &message), message);
+    check_files(model);
+    return py::make_tuple(counts.n_nan, counts.n_inf, counts.n_subnormal, counts.first_nonfinite);
+}
+
+void bind_model(py::module_ &m)
+{
+    py::class_<Model>(m, "Model")
+        .def(py::init(&open_model), py::arg("path"))
+        .def("close", [](Model &model) { model.handle.reset(); })
+        .def_property_readonly("closed", [](const Model &model) { return !model.handle; })
+        .def("users", [](const Model &model) { return colibri_model_users(model.get()); }, "Sessions and leases alive.")
+        .def("check_files", &check_files, "Raises FileError when a mapped file has changed.")
+        .def("fields", &fields)
+        .def("layer", &layer, py::arg("index"), "(is_moe, has_shared_expert, window).")
+        .def("weights", &weights)
+        .def("weight", &weight_view, py::arg("index"))
+        .def("float32", &weight_float32, py::arg("index"))
+        .def("census", &weight_census, py::arg("index"));
+}

@@ -1,0 +1,155 @@
+// bind_session.cpp: one timeline of tokens. The GIL is released inside feed and truncate only, with no Python object in the engine's hands.
+#include <cstring>
+#include <optional>
+
+#include "handles.hpp"
+#include "view.hpp"
+
+static const std::pair<const char *, colibri_gate_mode> gate_modes[] = {
+    {"softmax", COLIBRI_GATES_SOFTMAX},
+    {"softmax_renormalised", COLIBRI_GATES_SOFTMAX_RENORMALISED},
+    {"softmax_of_chosen", COLIBRI_GATES_SOFTMAX_OF_CHOSEN},
+    {"raw_logits", COLIBRI_GATES_RAW_LOGITS},
+};
+
+static colibri_gate_mode gate_mode_of(const std::optional<std::string> &name)
+{
+    if (!name)
+        return COLIBRI_GATES_MODEL;
+    std::string known;
+    for (const auto &[text, mode] : gate_modes) {
+        if (*name == text)
+            return mode;
+        known += std::string(known.empty() ? "'" : ", '") + text + "'";
+    }
+    raise(COLIBRI_ERROR_ARGUMENT, ("there is no gate mode '" + *name + "'; there are " + known + ", and None for the model's own").c_str());
+}
+
+static std::unique_ptr<Session> create(const Model &model, const std::vector<std::string> &capture, int64_t max_tokens, int threads,
+                                       const std::optional<std::string> &gate_mode)
+{
+    std::vector<const char *> patterns;
+    for (const std::string &pattern : capture)
+        patterns.push_back(pattern.c_str());
+    colibri_session_options options = {};
+    options.size = sizeof options;
+    options.capture = patterns.data();
+    options.n_capture = patterns.size();
+    options.max_tokens = max_tokens;
+    options.threads = threads;
+    options.gate_mode = gate_mode_of(gate_mode);
+    colibri_session *created = nullptr;
+    colibri_message message;
+    check(colibri_session_create(model.get(), &options, &created, &message), message);
+    auto session = std::make_unique<Session>();
+    session->handle.reset(created);
+    return session;
+}
+
+// Called by the engine without the GIL, on the thread that called feed: a pending Ctrl-C or an exception of the Python function stops the pass.
+struct Progress {
+    py::object function; // None: only look for signals
+    std::optional<py::error_already_set> error;
+
+    static int call(void *user, double done)
+    {
+        auto *self = static_cast<Progress *>(user);
+        py::gil_scoped_acquire hold;
+        try {
+            if (PyErr_CheckSignals() != 0)
+                throw py::error_already_set();
+            if (!self->function.is_none())
+                self->function(done);
+            return 0;
+        } catch (py::error_already_set &error) {
+            self->error.emplace(std::move(error));
+            return 1;
+        }
+    }
+};
+
+static void feed(Session &session, const py::array_t<int32_t, py::array::c_style> &ids, py::object function)
+{
+    if (ids.ndim() != 1)
+        throw py::value_error("ids must have one dimension");
+    const std::vector<int32_t> copy(ids.data(), ids.data() + ids.size()); // the array may be written by another thread meanwhile
+    Progress progress{std::move(function), std::nullopt};
+    colibri_message message;
+    colibri_status status;
+    {
+        py::gil_scoped_release release;
+        status = colibri_session_feed(session.get(), copy.data(), (int64_t)copy.size(), &Progress::call, &progress, &message);
+    }
+    if (progress.error)
+        throw std::move(*progress.error);
+    check(status, message);
+}
+
+static void truncate_rows(Session &session, int64_t n_tokens)
+{
+    colibri_message message;
+    colibri_status status;
+    {
+        py::gil_scoped_release release;
+        status = colibri_session_truncate(session.get(), n_tokens, &message);
+    }
+    check(status, message);
+}
+
+static py::array tap(Session &session, size_t kind, int64_t layer, int64_t expert, int64_t pass)
+{
+    colibri_array array;
+    colibri_lease *lease = nullptr;
+    colibri_message message;
+    check(colibri_session_tap(session.get(), kind, layer, expert, pass, &array, &lease, &message), message);
+    return view(array, new_lease(lease));
+}
+
+static py::array logits(Session &session)
+{
+    colibri_array array;
+    colibri_lease *lease = nullptr;
+    colibri_message message;
+    check(colibri_session_logits(session.get(), &array, &lease, &message), message);
+    return view(array, new_lease(lease));
+}
+
+static py::tuple passes(const Session &session)
+{
+    py::tuple out(colibri_session_pass_count(session.get()));
+    for (size_t i = 0; i < out.size(); i++) {
+        int64_t start = 0, stop = 0;
+        colibri_session_pass(session.get(), (int64_t)i, &start, &stop);
+        out[i] = py::make_tuple(start, stop);
+    }
+    return out;
+}
+
+static py::dict memory(const Session &session)
+{
+    colibri_session_memory use = colibri_session_memory_use(session.get());
+    py::dict out;
+    out["reserved"] = use.reserved;
+    out["tape"] = use.tape;
+    out["kv_cache"] = use.kv_cache;
+    out["scratch"] = use.scratch;
+    out["copied_bytes"] = use.copied_bytes;
+    return out;
+}
+
+void bind_session(py::module_ &m)
+{
+    py::class_<Session>(m, "Session")
+        .def(py::init(&create), py::arg("model"), py::arg("capture"), py::arg("max_tokens"), py::arg("threads"), py::arg("gate_mode"))
+        .def("feed", &feed, py::arg("ids"), py::arg("progress"))
+        .def("truncate", &truncate_rows, py::arg("n_tokens"))
+        .def("tap", &tap, py::arg("kind"), py::arg("layer"), py::arg("expert"), py::arg("pass_index"))
+        .def("captures", [](const Session &s, size_t kind, int64_t layer) { return colibri_session_captures(s.get(), kind, layer); },
+             py::arg("kind"), py::arg("layer"))
+        .def("logits", &logits)
+        .def("passes", &passes)
+        .def("memory", &memory)
+        .def_property_readonly("length", [](const Session &s) { return colibri_session_length(s.get()); })
+        .def_property_readonly("max_tokens", [](const Session &s) { return colibri_session_max_tokens(s.get()); })
+        .def_property_readonly("threads", [](const Session &s) { return colibri_session_threads(s.get()); });
+}
