@@ -1,6 +1,6 @@
 """The command line `colibri-lab`: one subcommand per capability.
 
-Exit codes: 0 when the work was done, 1 when it failed (one sentence on standard error), 2 when the command line was wrong.
+Exit codes: 0 when the work was done, 1 when it failed (one sentence on standard error), 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def copy_notebooks(folder: Path, force: bool = False) -> list[Path]:
 
 def lab_command(arguments: Sequence[str], root: bool) -> list[str]:
     """The command that starts JupyterLab on the explorer notebook; `arguments` go to `jupyter lab` unchanged."""
-    allow = ["--allow-root"] if root else []  # JupyterLab refuses root by itself, which is who one is in most containers
+    allow = ["--allow-root"] if root else []  # else JupyterLab refuses, and in containers one is root
     return [sys.executable, "-m", "jupyterlab", *allow, *arguments, FIRST_NOTEBOOK]
 
 
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", description="(without a command: lab)")
 
     command = commands.add_parser("lab", help="open JupyterLab on a copy of the notebooks")
-    command.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help=f"of the copies ({DEFAULT_FOLDER})")
+    command.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help=f"default: {DEFAULT_FOLDER}")
     command.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="given to jupyter lab unchanged")
     command.set_defaults(run=_lab)
 
@@ -114,13 +114,13 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--model", help="a checkpoint (default: the bundled model)")
     command.set_defaults(run=_info)
 
-    command = commands.add_parser("explore", help="run a text and write its routing as one HTML file that needs no network")
+    command = commands.add_parser("explore", help="run a text and write its routing as one offline HTML file")
     command.add_argument("text")
     command.add_argument("--html", required=True, metavar="OUT", help="the file to write")
     command.add_argument("--model", help="a checkpoint (default: the bundled model)")
     command.set_defaults(run=_explore)
 
-    command = commands.add_parser("doctor", help="check a checkpoint folder before it is loaded (exit code 1: not healthy)")
+    command = commands.add_parser("doctor", help="check a checkpoint folder before it is loaded (1: not healthy)")
     command.add_argument("path")
     command.set_defaults(run=_doctor)
     return top

@@ -18,7 +18,13 @@ FOREIGN = ("tests/", "csrc/", "cpp_bindings/", "docs/", "tools/", "benchmarks/",
 
 with zipfile.ZipFile(sys.argv[1]) as wheel:
     names = wheel.namelist()
-lacking = [what for what, (start, end) in PARTS.items() if not any(n.startswith(start) and n.endswith(end) for n in names)]
+
+
+def there(start: str, end: str) -> bool:
+    return any(name.startswith(start) and name.endswith(end) for name in names)
+
+
+lacking = [what for what, part in PARTS.items() if not there(*part)]
 foreign = [name for name in names if name.startswith(FOREIGN) or "__pycache__" in name]
 print(f"{sys.argv[1]}: {len(names)} files")
 if lacking or foreign:

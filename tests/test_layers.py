@@ -1,0 +1,176 @@
+"""Who may use whom: reads every import and every include of the tree and keeps the data's way one-directional."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "colibri_lab"
+
+# ---- C and C++ ---------------------------------------------------------------------------------------------------
+
+C_MAY_USE = {  # folder of csrc -> folders whose headers it may include
+    "include": {"include"},
+    "utils": {"include", "utils"},
+    "kernels": {"include", "utils", "kernels"},
+    "model": {"include", "utils", "model"},
+    "core": {"include", "utils", "kernels", "model", "core"},
+    "api": {"include", "utils", "kernels", "model", "core", "api"},
+    "tools": {"include", "tools"},
+}
+PUBLIC_HEADERS = {"colibri.h", "colibri_config.h"}
+
+
+def own_includes(source: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def c_files(folder: Path, *suffixes: str) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+def folder_of(name: str, source: Path) -> str:
+    """The folder of csrc in which the header of an include lies."""
+    if name in PUBLIC_HEADERS:
+        return "include"
+    for base in (source.parent, ROOT / "csrc"):
+        if (base / name).exists():
+            return (base / name).resolve().relative_to(ROOT / "csrc").parts[0]
+    raise AssertionError(f"{source.relative_to(ROOT)} includes {name}, which is not there")
+
+
+def test_each_c_folder_includes_only_what_lies_below_it() -> None:
+    """utils <- kernels, model <- core <- api; kernels and model do not see each other; tools see colibri.h alone."""
+    files = c_files(ROOT / "csrc", ".c", ".h")
+    assert len(files) > 20
+    for source in files:
+        layer = source.relative_to(ROOT / "csrc").parts[0]
+        for name in own_includes(source):
+            used = folder_of(name, source)
+            assert used in C_MAY_USE[layer], f"{source.relative_to(ROOT)} includes {name}: {layer} may not use {used}"
+
+
+def test_the_bindings_see_only_the_public_header() -> None:
+    """A binding reaches the engine through colibri.h and nothing else."""
+    files = c_files(ROOT / "cpp_bindings", ".cpp", ".hpp")
+    assert files
+    own = {path.name for path in files}
+    for source in files:
+        for name in own_includes(source):
+            assert name in PUBLIC_HEADERS | own, f"{source.relative_to(ROOT)} includes {name}"
+
+
+def test_numpy_arrays_over_engine_memory_are_born_in_one_file() -> None:
+    """Only view.hpp constructs arrays over memory that it does not own, so that every view has a lease."""
+    files = c_files(ROOT / "cpp_bindings", ".cpp", ".hpp")
+    makers = [path.name for path in files if "colibri_lease_release" in path.read_text(encoding="utf-8")]
+    assert len(makers) == 1, makers
+
+
+# ---- Python ------------------------------------------------------------------------------------------------------
+
+ANALYSES = {"routing", "numerics", "diff", "cache", "nan"}  # functions of a Trace: no engine, no display
+ANALYSES_MAY_USE = {"errors", "trace"}
+ANALYSES_FOREIGN = {"numpy"}
+TRACE_MAY_USE = {"errors", "trace_file"}
+ENGINE_USERS = {"__init__", "model", "session", "stepper", "tape"}  # the modules that may import the compiled one
+WIDGETS_MAY_USE = {"errors", "trace", "progress"} | ANALYSES
+WIDGET_USERS = {"__init__", "_cli"}
+HEAVY = {"torch", "transformers", "matplotlib", "ipywidgets", "anywidget", "IPython", "traitlets"}
+
+
+def module_name(source: Path) -> str:
+    parts = source.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def deferred(tree: ast.Module) -> set[ast.AST]:
+    """Nodes that do not run when the module is imported: inside functions and `if TYPE_CHECKING`."""
+    scopes = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    ]
+    return {inner for scope in scopes for inner in ast.walk(scope)}
+
+
+def imports(source: Path, when_imported: bool = False) -> set[str]:
+    """Dotted names that a file imports; those of this package begin with a dot: ".trace", ".widgets.explorer"."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    package = ".".join(("colibri_lab", *source.relative_to(PACKAGE).parts[:-1]))
+    later = deferred(tree) if when_imported else set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if node in later:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            found |= {f"{base}.{alias.name}" for alias in node.names} if is_package(base) else {base}
+    return {name.removeprefix("colibri_lab") if name.startswith("colibri_lab.") else name for name in found}
+
+
+def is_package(name: str) -> bool:
+    return name.split(".")[0] == "colibri_lab" and (ROOT / name.replace(".", "/")).is_dir()
+
+
+def ours(source: Path) -> set[str]:
+    """Modules of this package that a file imports: "trace", "widgets"."""
+    return {name[1:].split(".")[0] for name in imports(source) if name.startswith(".")}
+
+
+def foreign(source: Path, when_imported: bool = False) -> set[str]:
+    roots = {name.split(".")[0] for name in imports(source, when_imported) if not name.startswith(".")}
+    return {root for root in roots if root not in sys.stdlib_module_names and root not in ("colibri_lab", "__future__")}
+
+
+def python_files() -> dict[str, Path]:
+    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py")) if "__pycache__" not in path.parts}
+
+
+def test_errors_use_nothing_of_ours() -> None:
+    """Exceptions stand at the bottom, so that nobody imports in circles."""
+    assert not ours(PACKAGE / "errors.py")
+
+
+def test_analyses_see_only_traces_errors_and_numpy() -> None:
+    """An analysis runs without the compiled engine and without a display, on a trace of any producer."""
+    present = {name: path for name, path in python_files().items() if name.split(".")[0] in ANALYSES}
+    assert present
+    for name, path in present.items():
+        assert ours(path) <= ANALYSES_MAY_USE | {name.split(".")[0]}, (name, ours(path))
+        assert foreign(path) <= ANALYSES_FOREIGN, (name, foreign(path))
+
+
+def test_a_trace_needs_no_engine() -> None:
+    """A trace can be loaded where the engine was never built."""
+    assert ours(PACKAGE / "trace.py") <= TRACE_MAY_USE
+    assert ours(PACKAGE / "trace_file.py") <= {"errors"}
+
+
+def test_only_the_modules_above_the_engine_import_it() -> None:
+    """The compiled module has few users."""
+    users = {name for name, path in python_files().items() if "_core" in ours(path)}
+    assert users and users <= ENGINE_USERS, users
+
+
+def test_nothing_but_the_public_face_and_the_command_line_sees_widgets() -> None:
+    """Widgets stand at the end of the data's way."""
+    for name, path in python_files().items():
+        if name.split(".")[0] == "widgets":
+            assert ours(path) <= WIDGETS_MAY_USE | {"widgets"}, (name, ours(path))
+        else:
+            assert "widgets" not in ours(path) or name in WIDGET_USERS, name
+
+
+def test_heavy_libraries_are_imported_where_they_are_used() -> None:
+    """No module outside the widgets imports a plotting, widget or torch library when it is itself imported."""
+    for name, path in python_files().items():
+        if name.split(".")[0] != "widgets":
+            assert not foreign(path, when_imported=True) & HEAVY, (name, foreign(path, when_imported=True))
