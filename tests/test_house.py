@@ -1,4 +1,4 @@
-"""The house rules that no linter knows: imports, flags, sizes, commands, environments, and words about missing tools."""
+"""The house rules that no linter knows: imports, flags, sizes, commands, environments, missing tools."""
 
 from __future__ import annotations
 

@@ -1,0 +1,70 @@
+"""Every shipped notebook is stripped, needs no network, and runs from top to bottom."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def test_the_two_notebooks_of_a_first_visit_are_there() -> None:
+    """A visitor finds the introduction and the workbench."""
+    assert {"00_first_look", "01_routing_explorer"} <= {path.stem for path in NOTEBOOKS}
+
+
+@every_notebook
+def test_a_committed_notebook_is_stripped(path: Path) -> None:
+    """No outputs, no counters, no state of widgets, and the kernel that every machine has."""
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert not cell.outputs and cell.execution_count is None
+    assert path.stat().st_size < 100_000
+
+
+@every_notebook
+def test_a_notebook_needs_no_network(path: Path) -> None:
+    """No cell installs, downloads or links to anything outside."""
+    for cell in read(path).cells:
+        for word in ("http://", "https://", "pip install", "%pip", "hf_hub", "from_pretrained"):
+            assert word not in cell.source, (word, cell.source)
+
+
+@cache
+def run(path: Path, folders: pytest.TempPathFactory) -> tuple[nbformat.NotebookNode, Path]:
+    """The notebook with its outputs, and the folder of its own in which it ran."""
+    folder = folders.mktemp(path.stem)
+    notebook = read(path)
+    where = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=60, kernel_name="python3", resources=where, store_widget_state=False).execute()
+    return notebook, folder
+
+
+@every_notebook
+def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each cell ends without an error or a warning, and under a minute."""
+    notebook, _ = run(path, tmp_path_factory)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not [output for cell in code for output in cell.outputs if output.get("name") == "stderr"]
+
+
+def test_the_workbench_leaves_a_trace_and_a_page_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The explorer notebook's last cells write files that other programs can open."""
+    _, folder = run(next(path for path in NOTEBOOKS if path.stem == "01_routing_explorer"), tmp_path_factory)
+    assert "<html" in (folder / "explorer.html").read_text(encoding="utf-8").lower()
+    assert (folder / "run.safetensors").stat().st_size > 1000
