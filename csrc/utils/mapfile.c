@@ -1,4 +1,5 @@
 #include "mapfile.h"
+#include "mapguard.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -66,14 +67,22 @@ colibri_status mapfile_open(const char *path, mapfile *file, colibri_message *me
         return fail(message, COLIBRI_ERROR_MEMORY, "%s: no memory for its name", path);
     }
     memcpy(copy, path, length);
+    colibri_status guarded = data != NULL ? mapguard_add(data, (int64_t)info.st_size, message) : COLIBRI_OK;
+    if (guarded != COLIBRI_OK) {
+        munmap(data, (size_t)info.st_size);
+        free(copy);
+        return guarded;
+    }
     *file = (mapfile){copy, data, (int64_t)info.st_size, mtime_ns(&info), (uint64_t)info.st_dev, (uint64_t)info.st_ino};
     return COLIBRI_OK;
 }
 
 void mapfile_close(mapfile *file)
 {
-    if (file->data != NULL)
+    if (file->data != NULL) {
+        mapguard_remove(file->data);
         munmap((void *)(uintptr_t)file->data, (size_t)file->n_bytes);
+    }
     free(file->path);
     memset(file, 0, sizeof *file);
 }
@@ -81,6 +90,8 @@ void mapfile_close(mapfile *file)
 colibri_status mapfile_check(const mapfile *file, colibri_message *message)
 {
     struct stat info;
+    if (file->data != NULL && mapguard_lost(file->data))
+        return fail(message, COLIBRI_ERROR_FILE, "%s changed while it was mapped: a part of it could not be read; open the model again", file->path);
     if (stat(file->path, &info) != 0 || (uint64_t)info.st_dev != file->device || (uint64_t)info.st_ino != file->inode)
         return COLIBRI_OK;
     if ((int64_t)info.st_size != file->n_bytes)

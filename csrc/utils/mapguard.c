@@ -2,6 +2,7 @@
  * we run on is a bare system call and therefore safe there. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "mapguard.h"
+#include "atomics.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -11,8 +12,8 @@
 
 /* Entries are reused but never freed, so that a handler may walk them while another thread adds or removes. begin == 0: unused. */
 typedef struct guarded {
-    uintptr_t begin, end; /* read and written with __atomic builtins */
-    int lost;
+    uintptr_t begin, end; /* atomic */
+    int lost;              /* atomic */
     struct guarded *next; /* fixed once published */
 } guarded;
 
@@ -24,9 +25,9 @@ static uintptr_t page_size;
 
 static guarded *find(uintptr_t address)
 {
-    for (guarded *g = __atomic_load_n(&first_guarded, __ATOMIC_ACQUIRE); g != NULL; g = g->next) {
-        uintptr_t begin = __atomic_load_n(&g->begin, __ATOMIC_ACQUIRE);
-        if (begin != 0 && address >= begin && address < __atomic_load_n(&g->end, __ATOMIC_ACQUIRE))
+    for (guarded *g = atomic_load_acquire(&first_guarded); g != NULL; g = g->next) {
+        uintptr_t begin = atomic_load_acquire(&g->begin);
+        if (begin != 0 && address >= begin && address < atomic_load_acquire(&g->end))
             return g;
     }
     return NULL;
@@ -49,7 +50,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     guarded *g = info->si_code > 0 ? find(address) : NULL; /* si_code <= 0: sent by a process, not by a read */
     void *page = (void *)(address & ~(page_size - 1));
     if (g != NULL && mmap(page, page_size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page)
-        __atomic_store_n(&g->lost, 1, __ATOMIC_RELEASE);
+        atomic_store_release(&g->lost, 1);
     else
         pass_on(number, info, context);
 }
@@ -63,12 +64,12 @@ colibri_status mapguard_add(const void *data, int64_t n_bytes, colibri_message *
         g = g->next;
     if (g == NULL && (g = calloc(1, sizeof *g)) != NULL) {
         g->next = first_guarded;
-        __atomic_store_n(&first_guarded, g, __ATOMIC_RELEASE);
+        atomic_store_release(&first_guarded, g);
     }
     if (g != NULL) {
-        __atomic_store_n(&g->lost, 0, __ATOMIC_RELEASE);
-        __atomic_store_n(&g->end, (uintptr_t)data + (uintptr_t)n_bytes, __ATOMIC_RELEASE);
-        __atomic_store_n(&g->begin, (uintptr_t)data, __ATOMIC_RELEASE);
+        atomic_store_release(&g->lost, 0);
+        atomic_store_release(&g->end, (uintptr_t)data + (uintptr_t)n_bytes);
+        atomic_store_release(&g->begin, (uintptr_t)data);
     } else {
         status = fail(message, COLIBRI_ERROR_MEMORY, "no memory for %zu bytes of bookkeeping for a mapped file", sizeof *g);
     }
@@ -81,7 +82,7 @@ void mapguard_remove(const void *data)
     pthread_mutex_lock(&lock);
     for (guarded *g = first_guarded; g != NULL; g = g->next)
         if (g->begin == (uintptr_t)data)
-            __atomic_store_n(&g->begin, 0, __ATOMIC_RELEASE);
+            atomic_store_release(&g->begin, 0);
     pthread_mutex_unlock(&lock);
 }
 
@@ -114,5 +115,5 @@ void mapguard_leave(void)
 bool mapguard_lost(const void *data)
 {
     const guarded *g = find((uintptr_t)data);
-    return g != NULL && __atomic_load_n(&g->lost, __ATOMIC_ACQUIRE) != 0;
+    return g != NULL && atomic_load_acquire(&g->lost) != 0;
 }

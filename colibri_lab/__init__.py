@@ -1,0 +1,96 @@
+"""colibri-lab: a workbench for looking inside Mixture-of-Experts language models.
+
+    import colibri_lab as lab
+
+    model = lab.open()                          # the small bundled model; or a folder with a checkpoint
+    session = model.session(capture="moe")
+    session.feed("The engine counts its gates.")
+    session.tape.gates(0)                       # (T, k): a read-only view of the engine's own memory
+    lab.RoutingExplorer(session)                # in JupyterLab
+
+Names load when they are first used: analyses and traces work without the compiled engine, and no widget, plotting or torch library is
+imported before it is needed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from colibri_lab.errors import (
+    ArgumentError,
+    BusyError,
+    CapacityError,
+    ColibriError,
+    FileError,
+    FormatError,
+    NonFiniteError,
+    NotCapturedError,
+    OutOfMemoryError,
+    TapError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from colibri_lab import nan, routing, testing
+    from colibri_lab.doctor import doctor
+    from colibri_lab.generate import Token
+    from colibri_lab.model import Model, open
+    from colibri_lab.progress import show_progress
+    from colibri_lab.session import Pass, Session
+    from colibri_lab.tape import Tape
+    from colibri_lab.tokenizer import Tokenizer
+    from colibri_lab.trace import Trace
+    from colibri_lab.trace_file import load_trace
+    from colibri_lab.widgets.explorer import RoutingExplorer
+
+__all__ = [
+    "ArgumentError",
+    "BusyError",
+    "CapacityError",
+    "ColibriError",
+    "FileError",
+    "FormatError",
+    "Model",
+    "NonFiniteError",
+    "NotCapturedError",
+    "OutOfMemoryError",
+    "Pass",
+    "RoutingExplorer",
+    "Session",
+    "TapError",
+    "Tape",
+    "Token",
+    "Tokenizer",
+    "Trace",
+    "UnsupportedError",
+    "doctor",
+    "load_trace",
+    "nan",
+    "open",
+    "routing",
+    "show_progress",
+    "testing",
+]
+
+__version__ = "0.1.0"
+
+# Name -> the module that defines it; a module stands for itself.
+_LAZY = {
+    "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
+    "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "doctor", "show_progress": "progress",
+    "RoutingExplorer": "widgets.explorer", "nan": "nan", "routing": "routing", "testing": "testing",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'colibri_lab' has no attribute '{name}'")
+    module = import_module(f"colibri_lab.{_LAZY[name]}")
+    value = module if _LAZY[name] == name and name != "doctor" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,67 @@
+"""Config: the sizes and named semantics of a checkpoint, as the engine understood them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from colibri_lab.errors import TapError, nearest
+
+__all__ = ["Config"]
+
+
+class Config(Mapping[str, Any]):
+    """A read-only mapping whose entries are attributes as well: `config["hidden_size"]` is `config.hidden_size`.
+
+    Names are those of Hugging Face where one exists (`vocab_size`, `num_hidden_layers`, `head_dim` …), plus `num_experts`, `top_k` and
+    `gate_rule`. Per layer there are `moe_layers` (the layers that have a router), `shared_layers` (those with a shared expert),
+    `layer_types` ("full_attention" or "sliding_attention") and `windows` (keys a query sees, itself included; None for all).
+    """
+
+    __slots__ = ("_values",)
+
+    _values: dict[str, Any]
+
+    def __init__(self, fields: Mapping[str, Any], layers: list[tuple[bool, bool, int]]) -> None:
+        per_layer = {
+            "moe_layers": tuple(number for number, (is_moe, _, _) in enumerate(layers) if is_moe),
+            "shared_layers": tuple(number for number, (_, shared, _) in enumerate(layers) if shared),
+            "layer_types": tuple("sliding_attention" if window else "full_attention" for _, _, window in layers),
+            "windows": tuple(window or None for _, _, window in layers),
+        }
+        object.__setattr__(self, "_values", {**fields, **per_layer})
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise TapError(f"the configuration has no field '{name}'{nearest(str(name), self._values)}") from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # not ours; also keeps copy and pickle from recursing
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except TapError as error:
+            raise AttributeError(str(error)) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a model's configuration is read-only; '{name}' cannot be set")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._values]
+
+    def __repr__(self) -> str:
+        width = max(map(len, self._values))
+        return "\n".join(f"{name:<{width}}  {_short(value)}" for name, value in self._values.items())
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 90 else text[:86] + " …)"

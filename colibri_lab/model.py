@@ -1,0 +1,221 @@
+"""Model: a checkpoint, mapped read-only and shared by any number of sessions."""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from colibri_lab._engine import core
+from colibri_lab._paths import TapTable
+from colibri_lab.config import Config
+from colibri_lab.errors import BusyError, FileError
+from colibri_lab.weights import Weights
+
+if TYPE_CHECKING:
+    from colibri_lab.session import Session
+    from colibri_lab.tokenizer import Tokenizer
+
+__all__ = ["Model", "open"]
+
+
+def open(path: str | os.PathLike[str] | None = None) -> Model:
+    """Opens a checkpoint. Nothing is read but headers; weights stay where the file maps them.
+
+    `path` is a folder (a single `model.safetensors` before an index, as transformers does), or a `.safetensors` or index file beside its
+    `config.json`. Without a path the small bundled model opens.
+
+    Weights that hold NaN or Inf open; everything else wrong is refused: FileError (missing, unreadable), FormatError (breaks its format or
+    contradicts another file), UnsupportedError (an architecture or option that changes numbers and is not known).
+    """
+    if path is None:
+        return Model(Path(str(resources.files("colibri_lab"))) / "bundled" / "tiny-colibri")
+    return Model(path)
+
+
+class Model:
+    """An opened checkpoint: `config`, `weights`, `tokenizer` (None when absent), `info`, and `session()` to run it.
+
+    Any thread may use a model; each session has one thread at a time. A `with` block closes it at the end.
+    """
+
+    config: Config
+    weights: Weights
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.exists():
+            raise FileError(f"there is nothing at '{self.path}'{_neighbours(self.path)}")
+        self._engine = core.Model(os.fspath(self.path))
+        fields = self._engine.fields()
+        layers = [self._engine.layer(number) for number in range(int(fields["num_hidden_layers"] or 0))]
+        self.config = Config(fields, layers)
+        self.weights = Weights(self._engine)
+        self._taps = TapTable(core.tap_kinds, self.config)
+        self._tokenizer: Tokenizer | None = None
+        self._tokenizer_sought = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the checkpoint's files."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The checkpoint's tokenizer, read at the first use; None when the folder has no `tokenizer.json`."""
+        if not self._tokenizer_sought:
+            if (self.folder / "tokenizer.json").exists():
+                from colibri_lab.tokenizer import Tokenizer
+
+                self._tokenizer = Tokenizer(self.folder)
+            self._tokenizer_sought = True
+        return self._tokenizer
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The model's end tokens: `eos_token_id` of generation_config.json, else of config.json; empty when neither names one."""
+        for name in ("generation_config.json", "config.json"):
+            try:
+                value = json.loads((self.folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            except (OSError, ValueError, AttributeError):
+                continue  # config.json was checked by the engine; the other file is optional
+            ids = value if isinstance(value, list) else [value]
+            if value is not None and all(type(i) is int for i in ids):
+                return tuple(ids)
+        return ()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What was opened and how it runs: files, bytes, dtypes, parameters, code path, threads, and weights that had to be copied."""
+        tensors: dict[tuple[str, int], core.Weight] = {}
+        for name in self.weights:  # a tied weight has two names and one place
+            weight = self.weights.describe(name)
+            tensors.setdefault((weight.file, weight.file_offset), weight)
+        dtypes: dict[str, int] = {}
+        for weight in tensors.values():
+            dtypes[str(weight.dtype)] = dtypes.get(str(weight.dtype), 0) + 1
+        files = sorted({weight.file for weight in tensors.values()})
+        return {
+            "path": str(self.path),
+            "model_type": self.config["model_type"],
+            "files": files,
+            "bytes": sum(_elements(weight) * weight.dtype.itemsize for weight in tensors.values()),
+            "parameters": sum(map(_elements, tensors.values())),
+            "dtypes": dtypes,
+            "copied_weights": {
+                w.name: f"its {w.dtype} values begin at byte {w.file_offset} of the file, which is not a multiple of {w.dtype.itemsize}"
+                for w in map(self.weights.describe, self.weights)
+                if not w.aligned
+            },
+            "isa": core.isa(),
+            "isa_available": list(core.isa_names()),
+            "threads": core.default_threads(),
+            "engine_version": core.__version__,
+        }
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: `mapped` (weights in the files), `resident` (of these in memory now, shared with the page cache), and `users`,
+        the number of sessions and views alive. `resident` is −1 where the system does not tell."""
+        info = self.info
+        return {"mapped": info["bytes"], "resident": _resident(info["files"]), "users": self._engine.users()}
+
+    def session(
+        self,
+        capture: str | Sequence[str] = "routing",
+        threads: int | None = None,
+        max_tokens: int | None = None,
+        gate_mode: str | None = None,
+    ) -> Session:
+        """A new timeline of tokens on this model.
+
+        `capture`: "none", "routing" (logits, scores, ids, gates), "moe" (plus what goes into and out of experts), "all", or a list of
+        tap patterns. `max_tokens` reserves exactly that much; None takes the smaller of `max_position_embeddings` and what half of the
+        available memory holds. `threads` None: as many as affinity and cgroup quota give. `gate_mode` None: the checkpoint's own rule;
+        "softmax", "softmax_renormalised", "softmax_of_chosen" and "raw_logits" are for study.
+
+        Raises ArgumentError for an unknown capture or gate mode, OutOfMemoryError with the bytes when it cannot fit.
+        """
+        from colibri_lab.session import Session
+
+        limit = self.config.max_position_embeddings
+        session = Session(self, [capture] if isinstance(capture, str) else list(capture), threads, max_tokens, gate_mode)
+        if max_tokens is not None and limit is not None and max_tokens > limit:
+            warnings.warn(
+                f"max_tokens={max_tokens} is more than the {limit} positions this model was made for (max_position_embeddings); "
+                "beyond them its answers are not what it was trained to give",
+                stacklevel=2,
+            )
+        return session
+
+    def close(self) -> None:
+        """Unmaps the files. Raises BusyError while sessions or views live; afterwards every use raises. Closing twice is fine."""
+        if self._engine.closed:
+            return
+        if self._engine.users():
+            gc.collect()  # what only a reference cycle keeps is not in use
+        users = self._engine.users()
+        if users:
+            raise BusyError(f"{users} sessions and views of this model are alive; drop them first (del, or clear Out[] in a notebook)")
+        self._engine.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a model is a mapped file and cannot be pickled or copied; open its path again where you need it")
+
+    def __repr__(self) -> str:
+        if self._engine.closed:
+            return f"<Model {self.path}: closed>"
+        c = self.config
+        return (
+            f"<Model {c.model_type} at {self.path}: {c.num_hidden_layers} layers, {c.num_experts} experts, {c.top_k} chosen, "
+            f"{self.info['parameters']:,} parameters>"
+        )
+
+
+def _elements(weight: core.Weight) -> int:
+    count = 1
+    for size in weight.shape:
+        count *= size
+    return count
+
+
+def _neighbours(path: Path) -> str:
+    """The end of a sentence about a missing path: what lies nearby under a similar name."""
+    folder = path.parent
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() or entry.suffix in (".safetensors", ".json"))
+    except OSError:
+        return ""
+    wanted = path.relative_to(folder).parts[0]
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5) or names[:3]
+    return f"; near it there is {' or '.join(repr(str(folder / name)) for name in close)}" if close else f"; '{folder}' is empty"
+
+
+def _resident(files: Sequence[str]) -> int:
+    """Bytes of these files that are mapped into this process and in memory now."""
+    wanted, inside, total = {os.path.realpath(name) for name in files}, False, 0
+    try:
+        for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            head = line.split(maxsplit=5)
+            if not head[0].endswith(":"):
+                inside = len(head) == 6 and head[5] in wanted
+            elif inside and head[0] == "Rss:":
+                total += int(head[1]) * 1024
+    except OSError:
+        return -1
+    return total

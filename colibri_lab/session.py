@@ -1,0 +1,299 @@
+"""Session: one timeline of tokens on a model, with everything it computed on the way."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab._engine import core
+from colibri_lab.errors import ArgumentError, BusyError, NotCapturedError
+from colibri_lab.progress import Progress, shown
+from colibri_lab.tape import Tape
+from colibri_lab.trace import Trace
+
+if TYPE_CHECKING:
+    from colibri_lab.generate import Token
+    from colibri_lab.model import Model
+
+__all__ = ["Pass", "Passes", "Session"]
+
+Array = NDArray[Any]
+
+
+class Pass:
+    """One `feed`: token rows [start, stop) of its session, their `ids`, the `logits` of the last one, and a `tape` of these rows."""
+
+    def __init__(self, session: Session, index: int, logits: Array | None) -> None:
+        self.index = index
+        self.start, self.stop = session._engine.passes()[index]
+        self.ids: list[int] = session._ids[self.start : self.stop]
+        self.tape = Tape(session, index)
+        self._logits = logits
+
+    @property
+    def logits(self) -> Array:
+        """(V,) float32 of the pass' last token, read-only. A pass that you hold keeps them.
+
+        Raises NotCapturedError for an older pass taken from `session.passes` whose logits nobody kept.
+        """
+        if self._logits is not None:
+            return self._logits
+        try:
+            logits: Array = self.tape["logits"][-1]
+        except NotCapturedError:
+            raise NotCapturedError(
+                f"nobody kept the logits of pass {self.index}: hold the Pass that feed returns, or use capture=\"all\" or \"logits\""
+            ) from None
+        return logits
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __repr__(self) -> str:
+        return f"<Pass {self.index}: tokens {self.start} to {self.stop - 1}>"
+
+
+class Passes(Sequence[Pass]):
+    """The passes of a session so far, oldest first."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __len__(self) -> int:
+        return len(self._session._engine.passes())
+
+    def __getitem__(self, index: Any) -> Any:
+        bounds = self._session._engine.passes()
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(bounds)))]
+        number = range(len(bounds))[index]  # IndexError as for a list
+        return self._session._pass(number, last=number == len(bounds) - 1)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class Session:
+    """Feed it text or ids, look at its `tape`, generate from it. Made by `model.session()`.
+
+    One thread at a time: a second one gets BusyError. Ctrl-C ends a long call within a second and leaves the session as before that pass.
+    """
+
+    def __init__(
+        self, model: Model, capture: Sequence[str], threads: int | None, max_tokens: int | None, gate_mode: str | None
+    ) -> None:
+        if any(not isinstance(pattern, str) for pattern in capture):
+            raise ArgumentError(f"capture takes a level or a list of tap patterns, all texts; this is {capture!r:.80}")
+        self.model = model
+        self.capture: tuple[str, ...] = tuple(capture)
+        self._engine = core.Session(
+            model._engine, list(capture), _count("max_tokens", max_tokens), _count("threads", threads), gate_mode
+        )
+        self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
+        self._ids: list[int] = []
+        self._epoch = 0  # counts resets, so that passes of an abandoned timeline are told apart
+        self._held: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    # ---- run ----
+
+    def feed(self, x: str | Sequence[int] | NDArray[np.integer[Any]], progress: Progress = None) -> Pass:
+        """Runs the model over more tokens, as one pass.
+
+        `x` is a text or token ids. A text gets the tokenizer's special tokens (such as <s>) only in an empty session; ids are taken as
+        they are. `progress`: None shows a bar when the pass takes more than a second (`show_progress(False)` turns that off), False
+        shows none, a function is called with the fraction done.
+
+        Raises ArgumentError (no tokens, an id outside the vocabulary, a text without a tokenizer), CapacityError (more than `max_tokens`;
+        the session stays as it was), BusyError (another thread is inside), FileError (a weight file changed), KeyboardInterrupt.
+        """
+        with self._alone():
+            return self._feed(self._to_ids(x), progress)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], progress: Progress = None) -> Pass:
+        """Feeds a conversation through the tokenizer's chat template, ready for the answer: `[{"role": "user", "content": "Hi"}]`.
+
+        The template writes its own start tokens, so none is added; a doubled one gives a warning.
+        Raises UnsupportedError when there is no tokenizer or no template.
+        """
+        from colibri_lab.chat import encode_chat
+
+        with self._alone():
+            return self._feed(_ids_of(encode_chat(self.model.tokenizer, messages, self.ids)), progress)
+
+    def generate(
+        self,
+        n: int,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop_ids: Sequence[int] | None = None,
+        progress: Progress = None,
+    ) -> Iterator[Token]:
+        """Continues by up to `n` tokens, one pass each; yields them as they come. The same seed gives the same tokens.
+
+        `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all. `stop_ids` None: the model's end tokens, () never
+        stops; the stopping token is yielded and part of the session. Texts join to what the tokens say; a character whose bytes span
+        tokens comes with the last of them.
+
+        Raises NonFiniteError instead of a token when the logits hold NaN or +Inf, naming step and layer; CapacityError at `max_tokens`.
+        Tokens made until then stay in the session.
+        """
+        from colibri_lab.generate import generate
+
+        return generate(self, n, temperature, top_k, top_p, seed, stop_ids, progress)
+
+    def reset(self) -> None:
+        """Forgets all tokens. Arrays that you hold stay as they are."""
+        with self._alone():
+            self._held.clear()
+            self._epoch += 1
+            self._engine.truncate(0)
+
+    # ---- look ----
+
+    def __len__(self) -> int:
+        return self._engine.length
+
+    @property
+    def ids(self) -> list[int]:
+        """Token ids so far."""
+        return self._ids[: self._engine.length]
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each token; empty texts when the model has no tokenizer."""
+        tokenizer = self.model.tokenizer
+        return [""] * len(self) if tokenizer is None else tokenizer.texts(self.ids)
+
+    @property
+    def passes(self) -> Passes:
+        """The passes so far; `session.passes[i].tape[path]` shows the rows of one."""
+        return Passes(self)
+
+    @property
+    def logits(self) -> Array:
+        """(V,) float32 after the last token, read-only, at every capture. Raises ArgumentError in an empty session."""
+        if not len(self):
+            raise ArgumentError("an empty session has no logits; feed it first")
+        return self._engine.logits()
+
+    @property
+    def tape(self) -> Tape:
+        """Zero-copy views of all tokens, by tap path."""
+        return Tape(self)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens for which memory is reserved."""
+        return self._engine.max_tokens
+
+    @property
+    def threads(self) -> int:
+        """Threads in use."""
+        return self._engine.threads
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: `reserved` address space, of it `tape` (history, of it `kv_cache`) and `scratch`; `copied_bytes` by resets under live views."""
+        return self._engine.memory()
+
+    def trace(self) -> Trace:
+        """All that was captured as a Trace over the same memory: no copy. It stays as it is while the session goes on."""
+        with self._alone():
+            config, tape = self.model.config, self.tape
+            arrays = {path: tape[path] for path in tape if ".moe.experts." not in path}
+            meta = {
+                "producer": "colibri-lab",
+                "producer_version": core.__version__,
+                "model_type": config["model_type"],
+                "model_path": str(self.model.path),
+                "num_hidden_layers": config["num_hidden_layers"],
+                "moe_layers": list(config["moe_layers"]),
+                "num_experts": config["num_experts"],
+                "top_k": config["top_k"],
+                "gate_rule": self.gate_mode,
+                "gate_mode": self.gate_mode,
+                "capture": list(self.capture),
+                "passes": [list(bounds) for bounds in self._engine.passes()],
+                "edits": [],
+            }
+            return Trace(arrays, ids=self.ids, texts=self.texts, meta=meta)
+
+    # ---- inside ----
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise BusyError("session busy: another call is inside it; wait for it, or use a session of your own")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _to_ids(self, x: Any) -> NDArray[np.int32]:
+        if not isinstance(x, str):
+            return _ids_of(x)
+        tokenizer = self.model.tokenizer
+        if tokenizer is None:
+            raise ArgumentError(f"the checkpoint at '{self.model.path}' has no tokenizer.json, so it takes ids, not a text")
+        return _ids_of(tokenizer.encode(x, special=not len(self)))
+
+    def _feed(self, ids: NDArray[np.int32], progress: Progress) -> Pass:
+        if not ids.size:
+            raise ArgumentError("nothing to feed: give at least one token")
+        # Noted before the run and cut to the engine's length when read: an interrupt between two lines cannot part them.
+        self._ids[len(self) :] = ids.tolist()
+        with shown(progress, len(ids), "tokens", "prefill") as report:
+            self._engine.feed(ids, report)
+        return self.passes[-1]
+
+    def _pass(self, index: int, last: bool) -> Pass:
+        held = self._held.get(index)
+        if held is None:
+            held = self._held[index] = Pass(self, index, self._engine.logits() if last else None)
+        return held
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a session is live engine memory and cannot be pickled or copied; session.trace().save(path) writes what it holds, "
+            "and model.session() starts another"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Session of {self.model.config.model_type}: {len(self)} of {self.max_tokens} tokens, "
+            f"capture {', '.join(self.capture)}, {self.threads} threads>"
+        )
+
+
+def _count(name: str, value: int | None) -> int:
+    """A positive number for the engine, whose 0 means "you choose"."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 < value < 2**31:
+        raise ArgumentError(f"{name} must be a positive whole number, or None; this is {value!r:.80}")
+    return int(value)
+
+
+def _ids_of(x: Any) -> NDArray[np.int32]:
+    """Token ids as the engine takes them. Raises ArgumentError for anything that is not a flat row of whole numbers."""
+    try:
+        ids = np.asarray(x)
+    except ValueError:
+        raise ArgumentError("token ids must form one flat row; this is nested unevenly") from None
+    if ids.size == 0 and ids.ndim == 1:
+        return np.empty(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ArgumentError(f"feed takes a text or a flat row of whole token ids; this is {ids.dtype} of shape {ids.shape}")
+    wrong = (ids < 0) | (ids > np.iinfo(np.int32).max)
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        raise ArgumentError(f"token id {int(ids[place])} at place {place} is no token of any vocabulary")
+    return ids.astype(np.int32)
