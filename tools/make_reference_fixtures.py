@@ -3,7 +3,7 @@
 
     python tools/make_reference_fixtures.py OUT        writes the seven folders under OUT (needs torch and transformers)
     python tools/make_reference_fixtures.py --check    makes them in a temporary folder and compares: weights by byte,
-                                                       recordings within 1e-5 (another release or CPU rounds differently)
+                                                       recordings within 1e-5, since another CPU rounds differently
 
 What the folders and tensors are is told in tests/fixtures/reference/README.md.
 """
@@ -21,9 +21,9 @@ import numpy as np
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS / "support"))
 
-import torch
-from checkpoints import read_safetensors, write_safetensors
-from huggingface import build, load, randomise, record
+import torch  # noqa: E402
+from checkpoints import read_safetensors, write_safetensors  # noqa: E402
+from huggingface import build, load, randomise, record  # noqa: E402
 
 N_PROMPT, N_GREEDY, VOCABULARY = 24, 16, 256
 PLAIN = {"rope_type": "default", "rope_theta": 5000.0}

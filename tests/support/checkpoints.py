@@ -206,7 +206,7 @@ def random_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
 
 
 def fused(config: dict, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same checkpoint with a layer's experts in two stacked tensors (gate rows before up rows), as transformers may."""
+    """The same checkpoint with the experts of a layer in two stacked tensors, gate rows before up rows."""
     gate, up, down = expert_names(config)
     out = {}
     for name, value in tensors.items():

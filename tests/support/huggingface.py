@@ -1,7 +1,7 @@
 """Run a model of transformers and record every value the tape has a path for.
 
-Nothing is taken from what the model returns besides its logits: hooks of our own sit on the embedding, norms, attention, router,
-experts and blocks, because names like `router_logits` and `hidden_states` meant different things in different releases. Expert
+Nothing is taken from what the model returns: hooks of our own sit on the embedding, norms, attention, router, experts
+and blocks, because names like `router_logits` and `hidden_states` meant different things in different releases. Expert
 rows are computed again from the stacked parameters, since the library never keeps them apart.
 """
 
@@ -50,7 +50,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32):
 
 
 def randomise(model, seed: int) -> None:
-    """Normal weights by parameter name, in alphabetical order: norms near 1, biases 0.2, projections 1.2 / sqrt(inputs)."""
+    """Normal weights in the order of their names: norms near 1, biases 0.2, projections 1.2 / sqrt(inputs)."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
