@@ -125,7 +125,7 @@ def _tensors(trace: Trace) -> dict[str, Array]:
     return dict(sorted(both.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
 
 
-def _little(array: Any) -> Array:
+def _little(array: Any) -> Any:
     return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
 
 
