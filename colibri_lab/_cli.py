@@ -12,7 +12,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 
 FIRST_NOTEBOOK = "01_routing_explorer.ipynb"
@@ -71,7 +71,7 @@ def _notebooks(options: argparse.Namespace) -> int:
 def _info(options: argparse.Namespace) -> int:
     import colibri_lab as lab
 
-    print(f"colibri-lab {metadata.version('colibri-lab')}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"colibri-lab {lab.__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(lab.open(options.model).info)
     return 0
 

@@ -191,6 +191,13 @@ def test_the_make_help_lists_every_target_that_a_person_calls() -> None:
         assert re.search(rf"^  make {target} ", done.stdout, flags=re.MULTILINE), target
 
 
+def test_the_page_of_taps_is_the_engines_table() -> None:
+    """docs/taps.md says what the engine says."""
+    script = ROOT / "tools" / "make_taps_page.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def project() -> dict[str, Any]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["project"]
