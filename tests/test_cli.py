@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ def test_every_command_has_help(tmp_path: Path) -> None:
     done = colibri_lab("--help", folder=tmp_path)
     assert done.returncode == 0
     for command in ("lab", "notebooks", "info", "explore", "doctor"):
-        assert f"    {command} " in done.stdout
+        assert re.search(rf"^ +{command}\b", done.stdout, flags=re.MULTILINE), command
 
 
 def test_info_tells_versions_and_the_model(tmp_path: Path) -> None:
