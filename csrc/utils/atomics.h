@@ -12,6 +12,8 @@
 #define atomic_store_release(object, value) __atomic_store_n(object, value, __ATOMIC_RELEASE)
 #define atomic_add(object, value) __atomic_add_fetch(object, value, __ATOMIC_ACQ_REL) /* returns the new value */
 
+#define atomic_exchange(object, value) __atomic_exchange_n(object, value, __ATOMIC_ACQ_REL)       /* returns the old value */
+
 /* Tells the CPU that this thread only waits. */
 static inline void cpu_relax(void)
 {

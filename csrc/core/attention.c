@@ -1,0 +1,117 @@
+#include "attention.h"
+
+#include <math.h>
+
+/* ---- rotary table ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct rotary_job {
+    const float *inv_freq;
+    int64_t half, start;
+    float factor;
+    float *cos, *sin;
+} rotary_job;
+
+static void rotary_work(void *argument, int64_t first, int64_t last, int thread)
+{
+    rotary_job *j = argument;
+    (void)thread;
+    for (int64_t t = first; t < last; t++)
+        rotary_row(j->cos + t * j->half, j->sin + t * j->half, j->inv_freq, j->half, j->start + t, j->factor);
+}
+
+void rotary_rows(machine *m, const config *c, const float *inv_freq, int64_t start, int64_t n, float *cos, float *sin)
+{
+    rotary_job job = {inv_freq, c->head_dim / 2, start, (float)c->rope.attention_factor, cos, sin};
+    machine_run(m, rotary_work, &job, n, n * c->head_dim * 32); /* a sine and a cosine: some 64 operations */
+}
+
+/* ---- queries and keys: normalise, clip, rotate ------------------------------------------------------------------------------- */
+
+typedef struct attend_job {
+    machine *machine;
+    const config *config;
+    const layer_weights *weights;
+    int64_t window, start, n;
+    float scale; /* head_dim ^ -1/2 */
+    const attention_rows *rows;
+} attend_job;
+
+static void normalise(const kernels *k, const config *c, float *row, int64_t n_heads, const matrix *w)
+{
+    if (c->qk_norm == QK_NORM_FULL)
+        k->rms_norm(row, row, w, n_heads * c->head_dim, c->rms_norm_eps);
+    if (c->qk_norm == QK_NORM_HEAD)
+        for (int64_t h = 0; h < n_heads; h++)
+            k->rms_norm(row + h * c->head_dim, row + h * c->head_dim, w, c->head_dim, c->rms_norm_eps);
+}
+
+static void rotate(const kernels *k, const config *c, float *row, int64_t n_heads, const float *cos, const float *sin)
+{
+    for (int64_t h = 0; h < n_heads; h++)
+        k->rotate_half(row + h * c->head_dim, cos, sin, c->head_dim / 2);
+}
+
+static void prepare_work(void *argument, int64_t first, int64_t last, int thread)
+{
+    attend_job *j = argument;
+    const config *c = j->config;
+    const kernels *kern = j->machine->kernels;
+    int64_t q_width = c->num_attention_heads * c->head_dim, kv_width = c->num_key_value_heads * c->head_dim;
+    (void)thread;
+    for (int64_t t = first; t < last; t++) {
+        float *q = j->rows->q + t * q_width, *k = j->rows->k + t * kv_width, *v = j->rows->v + t * kv_width;
+        normalise(kern, c, q, c->num_attention_heads, &j->weights->q_norm);
+        normalise(kern, c, k, c->num_key_value_heads, &j->weights->k_norm);
+        if (c->clip_qkv > 0) {
+            kern->clamp(q, q_width, c->clip_qkv);
+            kern->clamp(k, kv_width, c->clip_qkv);
+            kern->clamp(v, kv_width, c->clip_qkv);
+        }
+        const float *cos = j->rows->cos + t * (c->head_dim / 2), *sin = j->rows->sin + t * (c->head_dim / 2);
+        rotate(kern, c, q, c->num_attention_heads, cos, sin);
+        rotate(kern, c, k, c->num_key_value_heads, cos, sin);
+    }
+}
+
+/* ---- the weighted sum over visible keys -------------------------------------------------------------------------------------- */
+
+/* The keys that a position sees: first .. position. */
+static int64_t first_visible_key(int64_t position, int64_t window)
+{
+    return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+/* Item i is query head i / n of token i % n: a thread gets whole heads, whose cost is alike, and walks one head's keys many times. */
+static void sum_work(void *argument, int64_t first, int64_t last, int thread)
+{
+    attend_job *j = argument;
+    const attention_rows *r = j->rows;
+    const kernels *kern = j->machine->kernels;
+    int64_t heads = j->config->num_attention_heads, kv_heads = j->config->num_key_value_heads, dim = j->config->head_dim;
+    int64_t stride = kv_heads * dim; /* from one key of a head to the next */
+    for (int64_t i = first; i < last; i++) {
+        int64_t head = i / j->n, t = i % j->n;
+        int64_t first_key = first_visible_key(j->start + t, j->window), n_keys = j->start + t + 1 - first_key;
+        int64_t key = first_key * stride + head / (heads / kv_heads) * dim, query = (t * heads + head) * dim;
+        float *weights = r->weights + head * r->weights_head + t * r->weights_row + thread * r->weights_thread + first_key;
+
+        kern->scores(weights, r->q + query, r->all_k + key, stride, n_keys, dim, j->scale);
+        kern->softmax(weights, weights, n_keys, first_key);
+        kern->weighted_sum(r->context + query, weights, r->all_v + key, stride, n_keys, dim);
+        if (!machine_go_on(j->machine, thread, 2 * n_keys * dim))
+            return;
+    }
+}
+
+void attend(machine *m, const config *c, const layer_weights *w, int64_t window, int64_t start, int64_t n, const attention_rows *rows)
+{
+    attend_job job = {m, c, w, window, start, n, (float)(1 / sqrt((double)c->head_dim)), rows};
+    int64_t width = c->num_attention_heads * c->head_dim;
+
+    machine_linear(m, rows->q, rows->norm, n, &w->q, &w->q_bias);
+    machine_linear(m, rows->k, rows->norm, n, &w->k, &w->k_bias);
+    machine_linear(m, rows->v, rows->norm, n, &w->v, &w->v_bias);
+    machine_run(m, prepare_work, &job, n, 8 * n * width);
+    machine_run(m, sum_work, &job, c->num_attention_heads * n, 2 * n * (start + n) * width);
+    machine_linear(m, rows->out, rows->context, n, &w->o, &w->o_bias);
+}

@@ -1,0 +1,170 @@
+#include "machine.h"
+
+#include <time.h>
+
+#include "../utils/atomics.h"
+
+#define PROGRESS_INTERVAL_NS 100000000 /* ten calls a second */
+
+/* The caller's thread looks at the clock after this many multiply-adds: 0.1 ms with AVX2, a tenth of a second where FMA is emulated. */
+#define WORK_PER_LOOK ((int64_t)1 << 22)
+
+/* Blocks of a matrix product: 64 rows of x share one sweep over some weight rows, few enough that a block is short (see above) and
+ * the weight rows stay in cache for the next 64 rows of x; at least 12, so that the kernels' register tiles fill. */
+#define BLOCK_TOKENS 64
+#define BLOCK_OUTPUTS_MIN 12
+#define BLOCK_OUTPUTS_MAX 96
+
+/* Waking a sleeping thread costs some microseconds, which is about this many multiply-adds. */
+#define SERIAL_BELOW ((int64_t)1 << 16)
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+colibri_status machine_init(machine *m, int n_threads, colibri_message *message)
+{
+    *m = (machine){.kernels = kernels_in_force(), .serial_below = SERIAL_BELOW, .interval_ns = PROGRESS_INTERVAL_NS};
+    return threads_create(n_threads, &m->pool, message);
+}
+
+void machine_free(machine *m)
+{
+    threads_free(m->pool);
+    m->pool = NULL;
+}
+
+bool machine_stopped(const machine *m)
+{
+    return atomic_load_acquire(&m->stopped) != 0;
+}
+
+static void ask(machine *m)
+{
+    if (m->progress != NULL && m->progress(m->user, m->done) != 0)
+        atomic_store_release(&m->stopped, 1);
+    m->next_ns = now_ns() + m->interval_ns;
+}
+
+void machine_begin(machine *m, colibri_progress progress, void *user)
+{
+    m->progress = progress;
+    m->user = user;
+    m->done = 0;
+    m->unseen_work = 0;
+    atomic_store_release(&m->stopped, 0);
+    ask(m);
+}
+
+bool machine_go_on(machine *m, int thread, int64_t work)
+{
+    if (thread == 0 && m->progress != NULL) {
+        m->unseen_work += work;
+        if (m->unseen_work >= WORK_PER_LOOK || m->interval_ns == 0) {
+            m->unseen_work = 0;
+            if (now_ns() >= m->next_ns)
+                ask(m);
+        }
+    }
+    return !machine_stopped(m);
+}
+
+void machine_run(machine *m, threads_work work, void *argument, int64_t n, int64_t total_work)
+{
+    if (n == 0 || machine_stopped(m))
+        return;
+    if (total_work < m->serial_below || threads_count(m->pool) == 1)
+        work(argument, 0, n, 0);
+    else
+        threads_run(m->pool, work, argument, n);
+}
+
+/* ---- linear maps ------------------------------------------------------------------------------------------------------------- */
+
+bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w, const matrix *bias,
+                    int64_t first, int64_t last)
+{
+    int64_t cost = (n < BLOCK_TOKENS ? n : BLOCK_TOKENS) * w->cols; /* of one output over one block of tokens */
+    int64_t outputs = cost > 0 ? WORK_PER_LOOK / cost : BLOCK_OUTPUTS_MAX;
+    if (outputs < BLOCK_OUTPUTS_MIN)
+        outputs = BLOCK_OUTPUTS_MIN;
+    if (outputs > BLOCK_OUTPUTS_MAX)
+        outputs = BLOCK_OUTPUTS_MAX;
+
+    for (int64_t r = first; r < last; r += outputs) {
+        int64_t r_end = r + outputs < last ? r + outputs : last;
+        for (int64_t t = 0; t < n; t += BLOCK_TOKENS) {
+            int64_t rows = t + BLOCK_TOKENS < n ? BLOCK_TOKENS : n - t;
+            m->kernels->matmul(out + t * out_stride, out_stride, x + t * w->cols, w->cols, rows, w, bias, r, r_end);
+            if (!machine_go_on(m, thread, rows * (r_end - r) * w->cols))
+                return false;
+        }
+    }
+    return true;
+}
+
+typedef struct linear_job {
+    machine *machine;
+    float *out;
+    const float *x;
+    int64_t n;
+    const matrix *w, *bias;
+} linear_job;
+
+static void linear_work(void *argument, int64_t first, int64_t last, int thread)
+{
+    linear_job *j = argument;
+    machine_matmul(j->machine, thread, j->out, j->w->rows, j->x, j->n, j->w, j->bias, first, last);
+}
+
+void machine_linear(machine *m, float *out, const float *x, int64_t n, const matrix *w, const matrix *bias)
+{
+    linear_job job = {m, out, x, n, w, bias};
+    machine_run(m, linear_work, &job, w->rows, n * w->rows * w->cols);
+}
+
+/* ---- row by row -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct norm_job {
+    machine *machine;
+    float *out;
+    const float *x;
+    const matrix *w;
+    float eps;
+} norm_job;
+
+static void norm_work(void *argument, int64_t first, int64_t last, int thread)
+{
+    norm_job *j = argument;
+    (void)thread;
+    for (int64_t t = first; t < last; t++)
+        j->machine->kernels->rms_norm(j->out + t * j->w->cols, j->x + t * j->w->cols, j->w, j->w->cols, j->eps);
+}
+
+void machine_norm(machine *m, float *out, const float *x, int64_t n, const matrix *w, float eps)
+{
+    norm_job job = {m, out, x, w, eps};
+    machine_run(m, norm_work, &job, n, n * w->cols);
+}
+
+typedef struct add_job {
+    machine *machine;
+    float *out;
+    const float *a, *b;
+} add_job;
+
+static void add_work(void *argument, int64_t first, int64_t last, int thread)
+{
+    add_job *j = argument;
+    (void)thread;
+    j->machine->kernels->add(j->out + first, j->a + first, j->b + first, last - first);
+}
+
+void machine_add(machine *m, float *out, const float *a, const float *b, int64_t n_elements)
+{
+    add_job job = {m, out, a, b};
+    machine_run(m, add_work, &job, n_elements, n_elements);
+}

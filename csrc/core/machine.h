@@ -1,0 +1,48 @@
+/* machine.h: what computes: the kernels in force, the threads, and the way to stop them.
+ *
+ * Work is split by a static partition and no result depends on it: every output is computed by one thread, as if alone.
+ * While a pass runs, the caller's thread looks at the clock between blocks of work and asks the progress callback ten times a second;
+ * when that says stop, every thread leaves its loop at its next block and all further work returns at once. */
+#ifndef COLIBRI_CORE_MACHINE_H
+#define COLIBRI_CORE_MACHINE_H
+
+#include "../kernels/kernels.h"
+#include "../utils/threads.h"
+
+typedef struct machine {
+    const kernels *kernels;
+    threads *pool;
+    int64_t serial_below;  /* work of fewer multiply-adds stays on the caller's thread: waking another costs more */
+
+    colibri_progress progress; /* may be NULL */
+    void *user;
+    double done;           /* of the pass, as the callback is told; written by the caller's thread between stages */
+    int64_t interval_ns;   /* between two calls of progress */
+    int64_t next_ns;       /* when to call it next */
+    int64_t unseen_work;   /* multiply-adds of the caller's thread since it last looked at the clock */
+    int stopped;           /* atomic */
+} machine;
+
+colibri_status machine_init(machine *m, int n_threads, colibri_message *message);
+void machine_free(machine *m);
+
+void machine_begin(machine *m, colibri_progress progress, void *user); /* a pass begins; asks once */
+bool machine_stopped(const machine *m);
+
+/* A thread reports `work` multiply-adds done; false when it should stop. */
+bool machine_go_on(machine *m, int thread, int64_t work);
+
+/* work(argument, first, last, thread) over a partition of 0 <= i < n that costs `total_work` multiply-adds in all. */
+void machine_run(machine *m, threads_work work, void *argument, int64_t n, int64_t total_work);
+
+/* y = x w^T + bias for n rows: out [n, w->rows] at out_stride, x [n, w->cols] contiguous. */
+void machine_linear(machine *m, float *out, const float *x, int64_t n, const matrix *w, const matrix *bias);
+
+/* The part of a linear map that one thread does, in blocks between which it may stop: outputs first <= r < last of n rows. */
+bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w, const matrix *bias,
+                    int64_t first, int64_t last);
+
+void machine_norm(machine *m, float *out, const float *x, int64_t n, const matrix *w, float eps); /* RMS norm of n rows of w->cols */
+void machine_add(machine *m, float *out, const float *a, const float *b, int64_t n_elements);
+
+#endif

@@ -1,0 +1,67 @@
+#include "router.h"
+
+#include <string.h>
+
+/* One thread's scratch: a row of probabilities, then what topk needs. */
+static size_t row_bytes(int64_t n_experts)
+{
+    return ((size_t)n_experts * sizeof(float) + 63) / 64 * 64;
+}
+
+size_t router_scratch(int64_t n_experts)
+{
+    return row_bytes(n_experts) + (topk_scratch(n_experts) + 63) / 64 * 64;
+}
+
+void route_token(const kernels *k, const router *r, const float *logits, float *scores, int32_t *ids, float *gates, unsigned char *scratch)
+{
+    if (r->select_by_logits)
+        memcpy(scores, logits, (size_t)r->n_experts * sizeof(float));
+    else
+        k->softmax(scores, logits, r->n_experts, 0);
+    topk(ids, scores, r->n_experts, r->top_k, scratch + row_bytes(r->n_experts));
+
+    const float *p = r->gates == COLIBRI_GATES_SOFTMAX || r->gates == COLIBRI_GATES_SOFTMAX_RENORMALISED ? scores : logits;
+    if (p == scores && r->select_by_logits) {
+        k->softmax((float *)(void *)scratch, logits, r->n_experts, 0);
+        p = (const float *)(const void *)scratch;
+    }
+    for (int64_t s = 0; s < r->top_k; s++)
+        gates[s] = p[ids[s]];
+
+    if (r->gates == COLIBRI_GATES_SOFTMAX_OF_CHOSEN)
+        k->softmax(gates, gates, r->top_k, 0);
+    if (r->gates == COLIBRI_GATES_SOFTMAX_RENORMALISED) {
+        float sum = 0;
+        for (int64_t s = 0; s < r->top_k; s++)
+            sum += gates[s];
+        for (int64_t s = 0; s < r->top_k; s++)
+            gates[s] /= sum;
+    }
+}
+
+typedef struct route_job {
+    machine *machine;
+    const router *router;
+    const float *logits;
+    float *scores, *gates;
+    int32_t *ids;
+} route_job;
+
+static void route_work(void *argument, int64_t first, int64_t last, int thread)
+{
+    route_job *j = argument;
+    const router *r = j->router;
+    unsigned char *scratch = r->scratch + (size_t)thread * router_scratch(r->n_experts);
+    for (int64_t t = first; t < last; t++)
+        route_token(j->machine->kernels, r, j->logits + t * r->n_experts, j->scores + t * r->n_experts, j->ids + t * r->top_k,
+                    j->gates + t * r->top_k, scratch);
+}
+
+void route(machine *m, const router *r, const float *x, int64_t n, const matrix *w, float *logits, float *scores, int32_t *ids, float *gates)
+{
+    static const matrix no_bias;
+    machine_linear(m, logits, x, n, w, &no_bias);
+    route_job job = {m, r, logits, scores, gates, ids};
+    machine_run(m, route_work, &job, n, n * r->n_experts * 16); /* a softmax and a selection: some 16 operations an expert */
+}

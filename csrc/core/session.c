@@ -1,0 +1,346 @@
+#include "session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../utils/atomics.h"
+#include "capture.h"
+#include "forward.h"
+
+/* ---- creation ---------------------------------------------------------------------------------------------------------------- */
+
+/* The most tokens, up to `limit`, whose plan fits into n_bytes; 0 when not even one does. */
+static int64_t tokens_that_fit(const config *c, const bool *kept, int n_threads, int64_t limit, int64_t n_bytes, layout *scratch)
+{
+    int64_t fits = 0, above = limit + 1;
+    while (above - fits > 1) {
+        int64_t middle = fits + (above - fits) / 2;
+        int64_t need = layout_plan(c, kept, middle, n_threads, scratch);
+        if (need >= 0 && need <= n_bytes)
+            fits = middle;
+        else
+            above = middle;
+    }
+    return fits;
+}
+
+static colibri_status plan_memory(session *s, const bool *kept, int64_t max_tokens, int n_threads, colibri_message *message)
+{
+    const config *c = &s->model->config;
+    int64_t available = memory_available();
+    if (max_tokens < 0 || max_tokens > INT32_MAX)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "max_tokens is %lld; it can be 1 to %ld, or 0 for what fits", (long long)max_tokens,
+                    (long)INT32_MAX);
+    if (max_tokens == 0) {
+        max_tokens = tokens_that_fit(c, kept, n_threads, c->max_position_embeddings, available / 2, &s->layout);
+        if (max_tokens == 0)
+            return fail(message, COLIBRI_ERROR_MEMORY, "a session at this capture needs %lld bytes for one token; half of the memory left is %lld",
+                        (long long)layout_plan(c, kept, 1, n_threads, &s->layout), (long long)(available / 2));
+    }
+    int64_t need = layout_plan(c, kept, max_tokens, n_threads, &s->layout);
+    if (need >= 0 && need <= available)
+        return COLIBRI_OK;
+    int64_t fits = tokens_that_fit(c, kept, n_threads, max_tokens, available, &s->layout);
+    return fail(message, COLIBRI_ERROR_MEMORY,
+                "a session of max_tokens=%lld at this capture needs %lld bytes and %lld are left; max_tokens=%lld would fit", (long long)max_tokens,
+                (long long)need, (long long)available, (long long)fits);
+}
+
+static colibri_status session_fill(session *s, const colibri_session_options *o, colibri_message *message)
+{
+    const config *c = &s->model->config;
+    static const char *const routing[] = {"routing"};
+    int n_threads = o->threads == 0 ? threads_default_count() : o->threads;
+    if (n_threads < 1 || n_threads > COLIBRI_MAX_THREADS)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "threads is %d; it can be 1 to %d, or 0 for as many as this process may use", o->threads,
+                    COLIBRI_MAX_THREADS);
+    if ((int)o->gate_mode < COLIBRI_GATES_MODEL || (int)o->gate_mode > COLIBRI_GATES_RAW_LOGITS)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "gate mode %d does not exist; the modes are 0 to %d", (int)o->gate_mode,
+                    COLIBRI_GATES_RAW_LOGITS);
+    s->gates = o->gate_mode == COLIBRI_GATES_MODEL ? c->gate_rule : o->gate_mode;
+
+    size_t n_slots = (size_t)c->num_hidden_layers * TAP_COUNT;
+    s->layout.slots = calloc(n_slots, sizeof *s->layout.slots);
+    bool *kept = calloc(n_slots, sizeof *kept);
+    colibri_status status = COLIBRI_OK;
+    if (s->layout.slots == NULL || kept == NULL)
+        status = fail(message, COLIBRI_ERROR_MEMORY, "no memory for the table of %zu taps", n_slots);
+    if (status == COLIBRI_OK)
+        status = o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message) : capture_resolve(c, o->capture, o->n_capture, kept, message);
+    if (status == COLIBRI_OK)
+        status = plan_memory(s, kept, o->max_tokens, n_threads, message);
+    free(kept);
+    TRY(status);
+
+    TRY(block_create(s->layout.tape_bytes, &s->tape, message));
+    TRY(block_create(s->layout.scratch_bytes, &s->scratch, message));
+    TRY(block_create(s->layout.logits_bytes, &s->logits, message));
+    TRY(block_create(s->layout.logits_bytes, &s->next_logits, message));
+    return machine_init(&s->machine, n_threads, message);
+}
+
+/* The caller's options may be of an older version (shorter: the rest is default) but not of a newer one. */
+static colibri_status read_options(const colibri_session_options *given, colibri_session_options *out, colibri_message *message)
+{
+    *out = (colibri_session_options){0};
+    if (given == NULL)
+        return COLIBRI_OK;
+    if (given->size < sizeof given->size || given->size > sizeof *out)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "the session options say they have %zu bytes; this library knows %zu", given->size,
+                    sizeof *out);
+    memcpy(out, given, given->size);
+    if (out->n_capture > 0 && out->capture == NULL)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "%zu capture patterns are announced but the list is NULL", out->n_capture);
+    return COLIBRI_OK;
+}
+
+colibri_status session_create(const model_data *model, const colibri_session_options *options, session **out, colibri_message *message)
+{
+    colibri_session_options o;
+    *out = NULL;
+    TRY(read_options(options, &o, message));
+    session *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a session");
+    if (pthread_mutex_init(&s->lock, NULL) != 0) {
+        free(s);
+        return fail(message, COLIBRI_ERROR_MEMORY, "no lock can be had for a session");
+    }
+    s->model = model;
+    colibri_status status = session_fill(s, &o, message);
+    if (status != COLIBRI_OK) {
+        session_free(s);
+        return status;
+    }
+    *out = s;
+    return COLIBRI_OK;
+}
+
+void session_free(session *s)
+{
+    if (s == NULL)
+        return;
+    machine_free(&s->machine);
+    block_release(s->tape);
+    block_release(s->scratch);
+    block_release(s->logits);
+    block_release(s->next_logits);
+    free(s->layout.slots);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+/* ---- where rows lie ---------------------------------------------------------------------------------------------------------- */
+
+bool session_keeps(const session *s, tap t, int64_t layer)
+{
+    return layout_slot(&s->layout, &s->model->config, t, layer)->kept;
+}
+
+void *session_rows(const session *s, tap t, int64_t layer)
+{
+    const slot *p = layout_slot(&s->layout, &s->model->config, t, layer);
+    int64_t row = 0;
+    if (p->kept)
+        row = tap_rows_of(t) == ROWS_PASSES   ? s->n_passes
+              : tap_rows_of(t) == ROWS_PACKED ? s->tile_first * s->model->config.top_k
+                                              : s->tile_first;
+    return block_data(p->kept ? s->tape : s->scratch) + p->offset + row * p->row_bytes;
+}
+
+int64_t *session_passes(const session *s)
+{
+    return (int64_t *)(void *)(block_data(s->scratch) + s->layout.passes);
+}
+
+/* ---- one thread at a time ---------------------------------------------------------------------------------------------------- */
+
+static colibri_status enter(session *s, colibri_message *message)
+{
+    if (atomic_exchange(&s->busy, 1) != 0)
+        return fail(message, COLIBRI_ERROR_BUSY, "session busy: another thread is inside it; wait for it, or use a session for each thread");
+    return COLIBRI_OK;
+}
+
+static void leave(session *s)
+{
+    atomic_store_release(&s->busy, 0);
+}
+
+/* ---- feed -------------------------------------------------------------------------------------------------------------------- */
+
+static colibri_status check_ids(const session *s, const int32_t *ids, int64_t n, colibri_message *message)
+{
+    int64_t vocab_size = s->model->config.vocab_size;
+    if (n < 1 || ids == NULL)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "feed needs at least one token id, got %lld", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= vocab_size)
+            return fail(message, COLIBRI_ERROR_ARGUMENT, "token id %ld at index %lld is outside 0 .. %lld (vocab_size is %lld)", (long)ids[i],
+                        (long long)i, (long long)(vocab_size - 1), (long long)vocab_size);
+    if (n > s->layout.max_tokens - s->n_tokens)
+        return fail(message, COLIBRI_ERROR_CAPACITY,
+                    "%lld more tokens after %lld do not fit into max_tokens=%lld; open a session with a larger max_tokens, or truncate",
+                    (long long)n, (long long)s->n_tokens, (long long)s->layout.max_tokens);
+    return model_data_check_files(s->model, message);
+}
+
+/* The block that the pass will write its logits to: the old one, or a fresh one when somebody still looks at the old one. */
+static colibri_status prepare_logits(session *s, colibri_message *message)
+{
+    block *fresh;
+    if (block_references(s->next_logits) == 1)
+        return COLIBRI_OK;
+    TRY(block_create(s->layout.logits_bytes, &fresh, message));
+    block_release(s->next_logits);
+    s->next_logits = fresh;
+    return COLIBRI_OK;
+}
+
+/* The pass is complete: its rows close, all at once for every reader. */
+static void publish(session *s)
+{
+    int64_t *pass = session_passes(s) + 2 * s->n_passes;
+    pthread_mutex_lock(&s->lock);
+    pass[0] = s->pass_start;
+    pass[1] = s->pass_start + s->pass_tokens;
+    s->n_tokens += s->pass_tokens;
+    s->n_passes++;
+    block *old = s->logits;
+    s->logits = s->next_logits;
+    s->next_logits = old;
+    s->has_logits = true;
+    pthread_mutex_unlock(&s->lock);
+}
+
+colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user, colibri_message *message)
+{
+    TRY(enter(s, message));
+    colibri_status status = check_ids(s, ids, n, message);
+    if (status == COLIBRI_OK)
+        status = prepare_logits(s, message);
+    if (status == COLIBRI_OK) {
+        machine_begin(&s->machine, progress, user);
+        if (forward(s, ids, n))
+            publish(s);
+        else
+            status = fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; the session still has its %lld tokens", (long long)s->n_tokens);
+    }
+    leave(s);
+    return status;
+}
+
+/* ---- truncate ---------------------------------------------------------------------------------------------------------------- */
+
+/* Copies the first rows of every kept tap into a fresh tape; returns the bytes copied. */
+static int64_t copy_rows(const session *s, block *fresh, int64_t n_tokens, int64_t n_passes)
+{
+    const config *c = &s->model->config;
+    int64_t copied = 0;
+    for (int64_t i = 0; i < c->num_hidden_layers * TAP_COUNT; i++) {
+        const slot *p = &s->layout.slots[i];
+        tap t = (tap)(i % TAP_COUNT);
+        if (!p->kept)
+            continue;
+        int64_t n_blocks = tap_rows_of(t) == ROWS_HEADS ? c->num_attention_heads : 1; /* [heads, max_tokens, max_tokens] or [rows, ...] */
+        int64_t n_rows = tap_rows_of(t) == ROWS_PASSES   ? n_passes
+                         : tap_rows_of(t) == ROWS_PACKED ? n_tokens * c->top_k
+                                                         : n_tokens;
+        for (int64_t b = 0; b < n_blocks; b++) {
+            int64_t offset = p->offset + b * (p->n_rows / n_blocks) * p->row_bytes;
+            memcpy(block_data(fresh) + offset, block_data(s->tape) + offset, (size_t)(n_rows * p->row_bytes));
+            copied += n_rows * p->row_bytes;
+        }
+    }
+    return copied;
+}
+
+/* How many passes end at or before n_tokens; *stop is where the last of them ends. */
+static int64_t passes_up_to(const session *s, int64_t n_tokens, int64_t *stop)
+{
+    const int64_t *passes = session_passes(s);
+    int64_t n = 0;
+    while (n < s->n_passes && passes[2 * n + 1] <= n_tokens)
+        n++;
+    *stop = n > 0 ? passes[2 * n - 1] : 0;
+    return n;
+}
+
+/* Rows are abandoned in place when nobody looks; a reader that comes a moment later sees only the kept ones. */
+static bool abandon_in_place(session *s, int64_t n_tokens, int64_t n_passes)
+{
+    pthread_mutex_lock(&s->lock);
+    bool in_place = block_references(s->tape) == 1;
+    if (in_place) {
+        s->n_tokens = n_tokens;
+        s->n_passes = n_passes;
+        s->has_logits = false;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return in_place;
+}
+
+static colibri_status truncate_rows(session *s, int64_t n_tokens, colibri_message *message)
+{
+    int64_t stop;
+    int64_t n_passes = passes_up_to(s, n_tokens, &stop);
+    if (n_tokens != stop)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "cannot keep %lld of %lld tokens: no pass ends there; the nearest before is %lld",
+                    (long long)n_tokens, (long long)s->n_tokens, (long long)stop);
+    if (n_tokens == s->n_tokens || abandon_in_place(s, n_tokens, n_passes))
+        return COLIBRI_OK;
+
+    block *fresh;
+    TRY(block_create(s->layout.tape_bytes, &fresh, message));
+    int64_t copied = copy_rows(s, fresh, n_tokens, n_passes);
+    pthread_mutex_lock(&s->lock);
+    block *old = s->tape;
+    s->tape = fresh;
+    s->n_tokens = n_tokens;
+    s->n_passes = n_passes;
+    s->has_logits = false;
+    s->copied_bytes += copied;
+    pthread_mutex_unlock(&s->lock);
+    block_release(old);
+    return COLIBRI_OK;
+}
+
+colibri_status session_truncate(session *s, int64_t n_tokens, colibri_message *message)
+{
+    TRY(enter(s, message));
+    colibri_status status = truncate_rows(s, n_tokens, message);
+    leave(s);
+    return status;
+}
+
+/* ---- questions --------------------------------------------------------------------------------------------------------------- */
+
+void session_length(session *s, int64_t *n_tokens, int64_t *n_passes)
+{
+    pthread_mutex_lock(&s->lock);
+    *n_tokens = s->n_tokens;
+    *n_passes = s->n_passes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void session_pass(session *s, int64_t pass, int64_t *start, int64_t *stop)
+{
+    pthread_mutex_lock(&s->lock);
+    bool exists = pass >= 0 && pass < s->n_passes;
+    *start = exists ? session_passes(s)[2 * pass] : 0;
+    *stop = exists ? session_passes(s)[2 * pass + 1] : 0;
+    pthread_mutex_unlock(&s->lock);
+}
+
+colibri_session_memory session_memory(session *s)
+{
+    const layout *p = &s->layout;
+    pthread_mutex_lock(&s->lock);
+    int64_t copied = s->copied_bytes;
+    pthread_mutex_unlock(&s->lock);
+    return (colibri_session_memory){.reserved = p->tape_bytes + p->scratch_bytes + 2 * p->logits_bytes,
+                                    .tape = p->tape_bytes,
+                                    .kv_cache = p->kv_bytes,
+                                    .scratch = p->scratch_bytes,
+                                    .copied_bytes = copied};
+}
