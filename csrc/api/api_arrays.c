@@ -1,4 +1,5 @@
 #include "../kernels/kernels.h"
+#include "../utils/status.h"
 
 static colibri_status check_floating(const colibri_array *a, colibri_message *message)
 {
