@@ -8,6 +8,7 @@ environment is that of transformers (trimmed blocks, `break` and `continue`, `to
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -19,10 +20,10 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from colibri_lab.errors import ArgumentError, FormatError, nearest
+from colibri_lab.errors import ArgumentError, FormatError, UnsupportedError, nearest
 from colibri_lab.tokenizer import Tokenizer
 
-__all__ = ["encode", "render"]
+__all__ = ["encode_chat", "render"]
 
 Message = Mapping[str, Any]
 
@@ -44,9 +45,9 @@ def render(
 
     `messages` are dicts with `role` and `content`. `template` is the name of one of `tokenizer.chat_templates` or Jinja
     source; by default `tool_use` when tools are given and there is one, else `default`. `variables` (such as
-    enable_thinking=False) are passed on.
-    Raises ArgumentError when there is no template, for messages that are not plain data, or with the template's own
-    words when it refuses the messages; FormatError when the template itself is broken.
+    enable_thinking=False) are passed on. Raises UnsupportedError when there is no template, ArgumentError for messages
+    that are not plain data, or with the template's own words when it refuses the messages; FormatError when the
+    template itself is broken.
     """
     source = _choose(tokenizer, template, bool(tools))
     data = _plain(
@@ -68,13 +69,24 @@ def render(
         raise FormatError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
 
 
-def encode(tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> list[int]:
-    """Token ids of the rendered messages; options as for `render`.
+def encode_chat(
+    tokenizer: Tokenizer | None, messages: Sequence[Message], before: Sequence[int] = (), **options: Any
+) -> list[int]:
+    """Token ids of the rendered messages; options as for `render`. `before` are the ids that the session already holds.
 
-    The template has already written the start token, so the tokenizer adds none. Warns when it stands there twice all
-    the same.
+    The template writes the start token itself, so the tokenizer adds none. Warns when it then stands there twice all
+    the same. Raises as `render`, and UnsupportedError when there is no tokenizer.
     """
-    return tokenizer.encode(render(tokenizer, messages, **options), special=False)
+    if tokenizer is None:
+        raise UnsupportedError("this checkpoint has no tokenizer.json, so it takes token ids, not messages")
+    ids = tokenizer.encode(render(tokenizer, messages, **options), special=False)
+    if before and ids and before[-1] == ids[0] == tokenizer.bos_id:
+        warnings.warn(
+            f"the start token {tokenizer.special_tokens['bos_token']!r} already ends what the session holds, and the "
+            "chat template writes it again; start the chat in an empty session",
+            stacklevel=2,
+        )
+    return ids
 
 
 def _choose(tokenizer: Tokenizer, template: str | None, with_tools: bool) -> str:
@@ -92,7 +104,7 @@ def _choose(tokenizer: Tokenizer, template: str | None, with_tools: bool) -> str
         raise ArgumentError(
             f"this checkpoint has chat templates but no default; pass template= one of {', '.join(named)}"
         )
-    raise ArgumentError(
+    raise UnsupportedError(
         'this checkpoint has no chat template; feed it text instead, as in session.feed("Question: …\\nAnswer:"), '
         "or pass template= with Jinja source"
     )

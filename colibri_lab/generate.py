@@ -74,7 +74,7 @@ def _tokens(
             session.feed([number], progress=False)
             length += 1
             last = step == n - 1 or number in stops or length == session.max_tokens
-            text = "" if stream is None else stream.push(number) + (stream.finish() if last else "")
+            text = "" if stream is None else stream.push(number) + (stream.flush() if last else "")
             if report is not None:
                 report((step + 1) / n)
             yield Token(number, text, logprob)

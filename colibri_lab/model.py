@@ -71,10 +71,9 @@ class Model:
     def tokenizer(self) -> Tokenizer | None:
         """The checkpoint's tokenizer, read at the first use; None when the folder has no `tokenizer.json`."""
         if not self._tokenizer_sought:
-            if (self.folder / "tokenizer.json").exists():
-                from colibri_lab.tokenizer import Tokenizer
+            from colibri_lab.tokenizer import Tokenizer
 
-                self._tokenizer = Tokenizer(self.folder)
+            self._tokenizer = Tokenizer.load(self.folder)
             self._tokenizer_sought = True
         return self._tokenizer
 

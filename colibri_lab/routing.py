@@ -6,8 +6,6 @@ Each docstring gives the value that chance alone would produce, for a number wit
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -133,10 +131,11 @@ def _binomial(n: int, p: float) -> NDArray[np.float64]:
     if p >= 1:
         return np.concatenate([np.zeros(n), [1.0]])
     mode = min(int((n + 1) * p), n)
-    out: NDArray[Any] = np.zeros(n + 1)
+    out = np.zeros(n + 1)
     count = np.arange(n + 1, dtype=np.float64)
     odds = p / (1 - p)
     out[mode] = 1.0
     out[mode + 1 :] = np.cumprod((n - count[mode:n]) / (count[mode:n] + 1) * odds)
     out[:mode] = np.cumprod((count[1 : mode + 1] / (n - count[1 : mode + 1] + 1) / odds)[::-1])[::-1]
-    return out / out.sum()
+    total: float = out.sum()
+    return np.asarray(out / total, np.float64)

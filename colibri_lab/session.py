@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from colibri_lab._engine import core
 from colibri_lab.errors import ArgumentError, BusyError, NotCapturedError
+from colibri_lab.identity import model_identity
 from colibri_lab.progress import Progress, shown
 from colibri_lab.tape import Tape
 from colibri_lab.trace import Trace
@@ -214,6 +215,7 @@ class Session:
                 "producer_version": core.__version__,
                 "model_type": config["model_type"],
                 "model_path": str(self.model.path),
+                "model_identity": model_identity(self.model.info["files"]),
                 "num_hidden_layers": config["num_hidden_layers"],
                 "moe_layers": list(config["moe_layers"]),
                 "num_experts": config["num_experts"],
