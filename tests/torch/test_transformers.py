@@ -1,4 +1,4 @@
-"""Random checkpoints built, saved and run by transformers, opened by us: every tap, from the embedding to the logits."""
+"""Random checkpoints built, saved and run by transformers, opened by us: every tap, from embedding to logits."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def tail(taps: Mapping[str, np.ndarray], paths: list[str], start: int, offset: i
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
 def test_position_30000_is_rotated_as_transformers_rotates_it(hf, family, tmp_path):
-    """With one layer and a window of 33 keys, transformers needs only the last tokens, told at which position they stand."""
+    """With one layer and a window of 33 keys, transformers needs only the last tokens and their positions."""
     options = {
         "num_hidden_layers": 1,
         "mlp_only_layers": [],
