@@ -12,7 +12,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 FIRST_NOTEBOOK = "01_routing_explorer.ipynb"
@@ -21,7 +20,7 @@ DEFAULT_FOLDER = Path("colibri-notebooks")
 
 def shipped_notebooks() -> list[Path]:
     """The notebooks of this package, in their order: beside the code when installed, else those of the checkout."""
-    package = Path(str(resources.files("colibri_lab")))
+    package = Path(__file__).resolve().parent
     for folder in (package / "notebooks", package.parent / "notebooks"):
         found = sorted(folder.glob("*.ipynb"))
         if found:
