@@ -32,13 +32,15 @@ typedef struct config {
     float rms_norm_eps;
     qk_norm qk_norm;
     float clip_qkv;                          /* 0: none */
+    bool qkv_bias, o_bias;                   /* of the attention projections */
     bool tie_word_embeddings;
-    rope_config rope;
+    rope_config rope;                        /* halves are rotated: channel j with j + head_dim / 2 */
     bool is_moe[COLIBRI_MAX_LAYERS];
     int64_t window[COLIBRI_MAX_LAYERS];      /* keys a query sees, itself included; 0 = all */
 } config;
 
-/* json is the text of config.json, path its name for messages. */
+/* json is the text of config.json, path its name for messages. FORMAT: broken, or its fields contradict each other; UNSUPPORTED: a model type,
+ * an option, or a key that this engine does not know. */
 colibri_status config_read(const char *json, size_t n_bytes, const char *path, config *out, colibri_message *message);
 
 const char *gate_mode_name(colibri_gate_mode mode); /* "softmax_renormalised" ... */
@@ -46,5 +48,8 @@ const char *rope_type_name(rope_type type);
 
 /* inv_freq [head_dim / 2], float32 as the reference rounds it (rope.c). */
 void rope_inv_freq(const config *c, float *inv_freq);
+
+/* How yarn scales cos and sin when the config gives no attention_factor; mscale and mscale_all_dim 0: not set. */
+double rope_yarn_attention_factor(double factor, double mscale, double mscale_all_dim);
 
 #endif

@@ -31,17 +31,31 @@ typedef struct weights {
     layer_weights *layers; /* [num_hidden_layers] */
 } weights;
 
+/* One entry of the public weight table: where a matrix came from. */
+typedef struct weight_entry {
+    matrix matrix;
+    int64_t layer, expert;        /* 0 where the role has none */
+    const struct role *role;      /* roles.h */
+    const struct tensor *tensor;  /* safetensors.h; a fused tensor serves several entries */
+} weight_entry;
+
 /* What the engine needs of an opened model; csrc/model/model.c builds it, csrc/api counts its references. */
 typedef struct model_data {
     config config;
     weights weights;
     float *inv_freq; /* [head_dim / 2] */
     struct checkpoint *checkpoint; /* mapped files and the tensor table; checkpoint.h */
+    weight_entry *entries;         /* [n_entries], in the canonical order */
+    size_t n_entries;
 } model_data;
 
 colibri_status model_data_open(const char *path, model_data **out, colibri_message *message);
 void model_data_free(model_data *m); /* accepts NULL */
 colibri_status model_data_check_files(const model_data *m, colibri_message *message);
+
+/* Fills m->weights and m->entries from m->checkpoint (weights.c): every tensor that the config asks for must be there, with its shape and in
+ * f32, f16 or bf16, and every tensor that is there must be asked for, but for those which transformers ignores too. */
+colibri_status weights_bind(model_data *m, colibri_message *message);
 
 /* For the public weight table: entry `index` in the canonical order, and how many there are. */
 size_t model_data_weight_count(const model_data *m);
