@@ -3,6 +3,8 @@
 
 #include "memory.h"
 
+#include "atomics.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,12 +42,12 @@ colibri_status block_create(int64_t n_bytes, block **out, colibri_message *messa
 
 void block_retain(block *b)
 {
-    __atomic_add_fetch(&b->references, 1, __ATOMIC_RELAXED);
+    atomic_add(&b->references, 1);
 }
 
 void block_release(block *b)
 {
-    if (b == NULL || __atomic_sub_fetch(&b->references, 1, __ATOMIC_ACQ_REL) != 0)
+    if (b == NULL || atomic_add(&b->references, -1) != 0)
         return;
     munmap(b->data, b->n_mapped);
     free(b);
@@ -53,7 +55,7 @@ void block_release(block *b)
 
 int64_t block_references(const block *b)
 {
-    return __atomic_load_n(&b->references, __ATOMIC_ACQUIRE);
+    return atomic_load_acquire(&b->references);
 }
 
 unsigned char *block_data(block *b)
