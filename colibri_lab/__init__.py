@@ -33,7 +33,7 @@ from colibri_lab.errors import (
 
 if TYPE_CHECKING:
     from colibri_lab import nan, routing, testing
-    from colibri_lab.doctor import doctor
+    from colibri_lab._doctor import doctor
     from colibri_lab.generate import Token
     from colibri_lab.model import Model, open
     from colibri_lab.progress import show_progress
@@ -78,7 +78,7 @@ __version__ = "0.1.0"
 # Name -> the module that defines it; a module stands for itself.
 _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
-    "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "doctor", "show_progress": "progress",
+    "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "_doctor", "show_progress": "progress",
     "RoutingExplorer": "widgets.explorer", "nan": "nan", "routing": "routing", "testing": "testing",
 }  # fmt: skip
 
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'colibri_lab' has no attribute '{name}'")
     module = import_module(f"colibri_lab.{_LAZY[name]}")
-    value = module if _LAZY[name] == name and name != "doctor" else getattr(module, name)
+    value = module if _LAZY[name] == name else getattr(module, name)
     globals()[name] = value
     return value
 

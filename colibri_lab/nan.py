@@ -1,0 +1,68 @@
+"""Numbers that are not numbers: where a checkpoint's weights hold NaN or Inf, and whether any token ever met them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from colibri_lab.errors import NotCapturedError
+
+__all__ = ["NonFiniteWeight", "weights"]
+
+_EXPERT = re.compile(r"layers\.(\d+)\.moe\.experts\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class NonFiniteWeight:
+    """One weight that holds NaN or Inf, counted by bit pattern in its stored dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    n_nan: int
+    n_inf: int
+    first: tuple[int, ...]
+    """Index of the first NaN or Inf."""
+    tokens: int | None
+    """Tokens of the session that were sent to this expert; None for other weights, or when that is not known."""
+
+    def __str__(self) -> str:
+        parts = [f"{count} {what}" for count, what in ((self.n_nan, "NaN"), (self.n_inf, "Inf")) if count]
+        expert = _EXPERT.match(self.name)
+        use = ""
+        if expert and self.tokens is not None:
+            use = f"; expert {expert[2]} {f'received {self.tokens} tokens' if self.tokens else 'was never used'}"
+        return f"{self.name}: {' and '.join(parts)}, the first at {list(self.first)}{use}"
+
+
+def weights(model_or_session: Any) -> list[NonFiniteWeight]:
+    """The weights of a model that hold NaN or Inf, in the order in which a forward pass meets them; [] when all are
+    finite.
+
+    Of a session, each expert's weight also tells how many tokens were sent there: an expert that no token chose takes
+    part in no arithmetic, so its NaN harm nothing yet. Reads every weight once. Raises FileError when a file changed
+    under the model.
+    """
+    session = model_or_session if hasattr(model_or_session, "tape") else None
+    table = (session.model if session is not None else model_or_session).weights
+    found = []
+    for name in table:
+        n_nan, n_inf, _, first = table.census(name)
+        if n_nan or n_inf:
+            shape = tuple(int(size) for size in table.describe(name).shape)
+            place = tuple(int(i) for i in np.unravel_index(first, shape))
+            found.append(NonFiniteWeight(name, shape, n_nan, n_inf, place, _tokens(session, name)))
+    return found
+
+
+def _tokens(session: Any, name: str) -> int | None:
+    expert = _EXPERT.match(name)
+    if session is None or expert is None:
+        return None
+    try:
+        ids = session.tape[f"layers.{expert[1]}.moe.expert_ids"]
+    except NotCapturedError:
+        return None
+    return int((ids == int(expert[2])).any(axis=1).sum())
