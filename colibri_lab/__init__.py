@@ -8,8 +8,8 @@
     session.tape.gates(0)                       # (T, k): a read-only view of the engine's own memory
     lab.RoutingExplorer(session)                # in JupyterLab
 
-Names load when they are first used: analyses and traces work without the compiled engine, and no widget, plotting or torch library is
-imported before it is needed.
+Names load when they are first used: analyses and traces work without the compiled engine, and no widget, plotting or
+torch library is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ __version__ = "0.1.0"
 # Name -> the module that defines it; a module stands for itself.
 _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
-    "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "_doctor", "show_progress": "progress",
-    "RoutingExplorer": "widgets.explorer", "nan": "nan", "routing": "routing", "testing": "testing",
+    "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "_doctor", "nan": "nan",
+    "RoutingExplorer": "widgets.explorer", "routing": "routing", "testing": "testing", "show_progress": "progress",
 }  # fmt: skip
 
 

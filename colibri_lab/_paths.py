@@ -1,4 +1,6 @@
-"""Tap paths: which ones a model has, and what a path means to the engine. Pure functions of the tap table and the configuration."""
+"""Tap paths: which ones a model has, and what a path means to the engine. Pure functions of the tap table and the
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ class TapTable:
             "dense": [layer for layer in every if layer not in set(moe)],
         }  # fmt: skip
 
-    def places(self) -> Iterator[tuple[str, Place]]:
-        """Every tap of the model with its path: the embedding, layer by layer, the end."""
+    def places(self, experts: bool = True) -> Iterator[tuple[str, Place]]:
+        """Every tap of the model with its path: the embedding, layer by layer, the end. `experts`: single ones as well."""
         scopes = [kind.scope for kind in self.kinds]
         first = next((n for n, scope in enumerate(scopes) if scope != "model"), len(scopes))
         before, after = range(first), [n for n in range(first, len(scopes)) if scopes[n] == "model"]
@@ -57,13 +59,15 @@ class TapTable:
                     path = self.kinds[n].path.replace("{l}", str(layer))
                     if scopes[n] != "expert":
                         yield path, Place(n, layer, -1)
-                        continue
-                    for expert in range(self.config.num_experts):
-                        yield path.replace("{e}", str(expert)), Place(n, layer, expert)
+                    elif experts:
+                        for expert in range(self.config.num_experts):
+                            yield path.replace("{e}", str(expert)), Place(n, layer, expert)
         yield from ((self.kinds[n].path, Place(n, -1, -1)) for n in after)
 
     def find(self, path: str) -> Place:
-        """Where `path` lies. Raises TapError for an unknown path, and for a layer or expert that the model does not have."""
+        """Where `path` lies. Raises TapError for an unknown path, and for a layer or expert that the model does not
+        have.
+        """
         if not isinstance(path, str):
             raise TapError(f"a tap path is a text such as 'layers.0.moe.gates'; this is {path!r:.80}")
         layer, expert = _LAYER.search(path), _EXPERT.search(path)
@@ -101,6 +105,8 @@ class TapTable:
 
 
 def _absent(scope: str, layer: int, having: Sequence[int]) -> str:
-    what = {"shared": "has no shared expert", "dense": "is a MoE layer and has no dense MLP"}.get(scope, "is dense and has no experts")
+    what = {"shared": "has no shared expert", "dense": "is a MoE layer and has no dense MLP"}.get(
+        scope, "is dense and has no experts"
+    )
     things = {"shared": "shared expert layers", "dense": "dense layers"}.get(scope, "MoE layers")
     return f"layer {layer} {what}; {things} of this model: {', '.join(map(str, having)) or 'none'}"

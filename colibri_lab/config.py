@@ -13,9 +13,10 @@ __all__ = ["Config"]
 class Config(Mapping[str, Any]):
     """A read-only mapping whose entries are attributes as well: `config["hidden_size"]` is `config.hidden_size`.
 
-    Names are those of Hugging Face where one exists (`vocab_size`, `num_hidden_layers`, `head_dim` …), plus `num_experts`, `top_k` and
-    `gate_rule`. Per layer there are `moe_layers` (the layers that have a router), `shared_layers` (those with a shared expert),
-    `layer_types` ("full_attention" or "sliding_attention") and `windows` (keys a query sees, itself included; None for all).
+    Names are those of Hugging Face where one exists (`vocab_size`, `num_hidden_layers`, `head_dim` …), plus
+    `num_experts`, `top_k` and `gate_rule`. Per layer there are `moe_layers` (the layers that have a router),
+    `shared_layers` (those with a shared expert), `layer_types` ("full_attention" or "sliding_attention") and `windows`
+    (keys a query sees, itself included; None for all).
     """
 
     __slots__ = ("_values",)

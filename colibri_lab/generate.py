@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri_lab._engine import core
 from colibri_lab.errors import ArgumentError, BusyError, NonFiniteError
 from colibri_lab.progress import Progress, shown
-from colibri_lab.sampling import sample
+from colibri_lab.sampling import check_options, sample
 from colibri_lab.streaming import TextStream
 
 if TYPE_CHECKING:
@@ -19,10 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Token", "generate"]
 
+Array = NDArray[Any]
+
 
 @dataclass(frozen=True)
 class Token:
-    """One generated token: its `id` (also `int(token)`), the `text` that it completes, and its natural-log probability at temperature 1."""
+    """One generated token: its `id` (also `int(token)`), the `text` that it completes, and its natural-log probability
+    at temperature 1.
+    """
 
     id: int
     text: str
@@ -45,31 +50,33 @@ def generate(
     """See `Session.generate`. Arguments are checked here, at the call; the tokens come from the iterator."""
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise ArgumentError(f"generate takes a number of tokens, 0 or more; this is {n!r:.80}")
-    stops = frozenset(session.model.end_ids if stop_ids is None else (int(i) for i in stop_ids))
-    if not len(session):
+    check_options(temperature, top_k, top_p)
+    if not session._engine.length:
         raise ArgumentError("an empty session has nothing to continue; feed it first")
+    stops = frozenset(session.model.end_ids if stop_ids is None else (int(i) for i in stop_ids))
+    rng = np.random.default_rng(seed)
 
-    def draw(logits: Any) -> tuple[int, float]:
+    def draw(logits: Array) -> tuple[int, float]:
         return sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, rng=rng)
 
-    rng = np.random.default_rng(seed)
     return _tokens(session, int(n), draw, stops, progress)
 
 
 def _tokens(
-    session: Session, n: int, draw: Callable[[Any], tuple[int, float]], stops: frozenset[int], progress: Progress
+    session: Session, n: int, draw: Callable[[Array], tuple[int, float]], stops: frozenset[int], progress: Progress
 ) -> Iterator[Token]:
-    tokenizer = session.model.tokenizer
-    stream = None if tokenizer is None else TextStream(tokenizer)
-    length = len(session)
+    stream = _stream(session)
+    length = session._engine.length
     with shown(progress, n, "tokens", "generate") as report:
         for step in range(n):
-            if len(session) != length:
-                raise BusyError(f"the session went from {length} to {len(session)} tokens while generate was running; start generate again")
+            if session._engine.length != length:
+                raise BusyError(
+                    f"while generate was running, another hand took the session from {length} to "
+                    f"{session._engine.length} tokens"
+                )
             logits = session.logits
-            nan, inf, _, _ = core.census(logits)
-            if nan or (inf and not np.isneginf(logits[np.isinf(logits)]).all()) or inf == logits.size:
-                raise _not_finite(session, step, nan, inf)
+            if np.isnan(logits).any() or not np.isfinite(logits.max()):
+                raise _not_finite(session, step, logits)
             number, logprob = draw(logits)
             session.feed([number], progress=False)
             length += 1
@@ -82,14 +89,30 @@ def _tokens(
                 return
 
 
-def _not_finite(session: Session, step: int, nan: int, inf: int) -> NonFiniteError:
-    """The error that names where the first bad value stands. Replays the ids when this session did not keep enough to tell."""
+def _stream(session: Session) -> TextStream | None:
+    """A text stream that stands at the end of the session: a character begun by its last tokens is finished by the
+    next.
+    """
+    if session.model.tokenizer is None:
+        return None
+    stream = TextStream(session.model.tokenizer)
+    for number in session.ids[-4:]:  # no character has more than four bytes
+        stream.push(number)
+    return stream
+
+
+def _not_finite(session: Session, step: int, logits: Array) -> NonFiniteError:
+    """The error that names where the first bad value stands. Replays the ids when this session did not keep enough to
+    tell.
+    """
+    nan, inf, _, _ = core.census(logits)
+    count = session._engine.length
     layers = range(session.model.config.num_hidden_layers)
     wanted = ["embed", *(f"layers.{layer}.output" for layer in layers), "norm"]
     seen, how = session, "as captured"
     if any(path not in session.tape for path in wanted):
-        how = f"found by replaying the {len(session)} ids in a session of their own that captures the layers' outputs"
-        seen = session.model.session(capture=wanted, max_tokens=len(session), gate_mode=session.gate_mode)
+        how = f"found by replaying the {count} ids in a session of their own that captures the layers' outputs"
+        seen = session.model.session(capture=wanted, max_tokens=count, gate_mode=session.gate_mode)
         seen.feed(session.ids, progress=False)
     place = "the final norm is finite, so they arise in the output matrix (lm_head)"
     for path in wanted:
@@ -101,5 +124,6 @@ def _not_finite(session: Session, step: int, nan: int, inf: int) -> NonFiniteErr
             place = f"the first bad value stands in '{path}' ({where}), token {token}"
             break
     return NonFiniteError(
-        f"step {step} of generate (token {len(session)}): the logits hold {nan} NaN and {inf} Inf, so no token can be chosen; {place} ({how})"
+        f"step {step} of generate, after {count} tokens: the logits hold {nan} NaN and {inf} Inf, so no token "
+        f"can be chosen; {place} ({how})"
     )

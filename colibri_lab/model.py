@@ -8,6 +8,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from colibri_lab._engine import core
 from colibri_lab._paths import TapTable
 from colibri_lab.config import Config
 from colibri_lab.errors import BusyError, FileError
+from colibri_lab.identity import model_identity
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
@@ -29,11 +31,12 @@ __all__ = ["Model", "open"]
 def open(path: str | os.PathLike[str] | None = None) -> Model:
     """Opens a checkpoint. Nothing is read but headers; weights stay where the file maps them.
 
-    `path` is a folder (a single `model.safetensors` before an index, as transformers does), or a `.safetensors` or index file beside its
-    `config.json`. Without a path the small bundled model opens.
+    `path` is a folder (a single `model.safetensors` before an index, as transformers does), or a `.safetensors` or
+    index file beside its `config.json`. Without a path the small bundled model opens.
 
-    Weights that hold NaN or Inf open; everything else wrong is refused: FileError (missing, unreadable), FormatError (breaks its format or
-    contradicts another file), UnsupportedError (an architecture or option that changes numbers and is not known).
+    Weights that hold NaN or Inf open; everything else wrong is refused: FileError (missing, unreadable), FormatError
+    (breaks its format or contradicts another file), UnsupportedError (an architecture or option that changes numbers
+    and is not known).
     """
     if path is None:
         return Model(Path(str(resources.files("colibri_lab"))) / "bundled" / "tiny-colibri")
@@ -59,27 +62,24 @@ class Model:
         self.config = Config(fields, layers)
         self.weights = Weights(self._engine)
         self._taps = TapTable(core.tap_kinds, self.config)
-        self._tokenizer: Tokenizer | None = None
-        self._tokenizer_sought = False
 
     @property
     def folder(self) -> Path:
         """The folder of the checkpoint's files."""
         return self.path if self.path.is_dir() else self.path.parent
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The checkpoint's tokenizer, read at the first use; None when the folder has no `tokenizer.json`."""
-        if not self._tokenizer_sought:
-            from colibri_lab.tokenizer import Tokenizer
+        from colibri_lab.tokenizer import Tokenizer
 
-            self._tokenizer = Tokenizer.load(self.folder)
-            self._tokenizer_sought = True
-        return self._tokenizer
+        return Tokenizer.load(self.folder)
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The model's end tokens: `eos_token_id` of generation_config.json, else of config.json; empty when neither names one."""
+        """The model's end tokens: `eos_token_id` of generation_config.json, else of config.json; empty when neither
+        names one.
+        """
         for name in ("generation_config.json", "config.json"):
             try:
                 value = json.loads((self.folder / name).read_text(encoding="utf-8")).get("eos_token_id")
@@ -90,9 +90,16 @@ class Model:
                 return tuple(ids)
         return ()
 
+    @cached_property
+    def identity(self) -> str:
+        """A fingerprint of the weight files, equal for equal checkpoints (`colibri_lab.identity`)."""
+        return model_identity({self.weights.describe(name).file for name in self.weights})
+
     @property
     def info(self) -> dict[str, Any]:
-        """What was opened and how it runs: files, bytes, dtypes, parameters, code path, threads, and weights that had to be copied."""
+        """What was opened and how it runs: files, bytes, dtypes, parameters, code path, threads, and weights that had
+        to be copied.
+        """
         tensors: dict[tuple[str, int], core.Weight] = {}
         for name in self.weights:  # a tied weight has two names and one place
             weight = self.weights.describe(name)
@@ -109,7 +116,7 @@ class Model:
             "parameters": sum(map(_elements, tensors.values())),
             "dtypes": dtypes,
             "copied_weights": {
-                w.name: f"its {w.dtype} values begin at byte {w.file_offset} of the file, which is not a multiple of {w.dtype.itemsize}"
+                w.name: f"its {w.dtype} values begin at byte {w.file_offset}, not at a multiple of {w.dtype.itemsize}"
                 for w in map(self.weights.describe, self.weights)
                 if not w.aligned
             },
@@ -120,8 +127,9 @@ class Model:
         }
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `mapped` (weights in the files), `resident` (of these in memory now, shared with the page cache), and `users`,
-        the number of sessions and views alive. `resident` is −1 where the system does not tell."""
+        """Bytes: `mapped` (weights in the files), `resident` (of these in memory now, shared with the page cache), and
+        `users`, the number of sessions and views alive. `resident` is −1 where the system does not tell.
+        """
         info = self.info
         return {"mapped": info["bytes"], "resident": _resident(info["files"]), "users": self._engine.users()}
 
@@ -134,53 +142,65 @@ class Model:
     ) -> Session:
         """A new timeline of tokens on this model.
 
-        `capture`: "none", "routing" (logits, scores, ids, gates), "moe" (plus what goes into and out of experts), "all", or a list of
-        tap patterns. `max_tokens` reserves exactly that much; None takes the smaller of `max_position_embeddings` and what half of the
-        available memory holds. `threads` None: as many as affinity and cgroup quota give. `gate_mode` None: the checkpoint's own rule;
-        "softmax", "softmax_renormalised", "softmax_of_chosen" and "raw_logits" are for study.
+        `capture`: "none", "routing" (logits, scores, ids, gates), "moe" (plus what goes into and out of experts),
+        "all", or a list of tap patterns. `max_tokens` reserves exactly that much; None takes the smaller of
+        `max_position_embeddings` and what half of the available memory holds. `threads` None: as many as affinity and
+        cgroup quota give. `gate_mode` None: the checkpoint's own rule; "softmax", "softmax_renormalised",
+        "softmax_of_chosen" and "raw_logits" are for study.
 
         Raises ArgumentError for an unknown capture or gate mode, OutOfMemoryError with the bytes when it cannot fit.
         """
         from colibri_lab.session import Session
 
         limit = self.config.max_position_embeddings
-        session = Session(self, [capture] if isinstance(capture, str) else list(capture), threads, max_tokens, gate_mode)
+        session = Session(
+            self, [capture] if isinstance(capture, str) else list(capture), threads, max_tokens, gate_mode
+        )
         if max_tokens is not None and limit is not None and max_tokens > limit:
             warnings.warn(
-                f"max_tokens={max_tokens} is more than the {limit} positions this model was made for (max_position_embeddings); "
-                "beyond them its answers are not what it was trained to give",
+                f"max_tokens={max_tokens} is more than the {limit} positions this model was made for "
+                "(max_position_embeddings); beyond them its answers are not what it was trained to give",
                 stacklevel=2,
             )
         return session
 
     def close(self) -> None:
-        """Unmaps the files. Raises BusyError while sessions or views live; afterwards every use raises. Closing twice is fine."""
+        """Unmaps the files. Raises BusyError while sessions or views live; afterwards every use raises. Closing twice
+        is fine.
+        """
         if self._engine.closed:
             return
         if self._engine.users():
             gc.collect()  # what only a reference cycle keeps is not in use
         users = self._engine.users()
         if users:
-            raise BusyError(f"{users} sessions and views of this model are alive; drop them first (del, or clear Out[] in a notebook)")
+            raise BusyError(
+                f"{users} sessions and views of this model are alive; drop them first "
+                "(del, and Out[n] in a notebook holds what a cell showed)"
+            )
         self._engine.close()
 
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.close()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a model is a mapped file and cannot be pickled or copied; open its path again where you need it")
+        raise TypeError(
+            "a model is a mapped file and cannot be pickled or copied; open its path again where you need it"
+        )
 
     def __repr__(self) -> str:
         if self._engine.closed:
             return f"<Model {self.path}: closed>"
         c = self.config
         return (
-            f"<Model {c.model_type} at {self.path}: {c.num_hidden_layers} layers, {c.num_experts} experts, {c.top_k} chosen, "
-            f"{self.info['parameters']:,} parameters>"
+            f"<Model {c.model_type} at {self.path}: {c.num_hidden_layers} layers, {c.num_experts} experts, "
+            f"{c.top_k} chosen, {self.info['parameters']:,} parameters>"
         )
 
 
@@ -197,12 +217,18 @@ def _neighbours(path: Path) -> str:
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     try:
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() or entry.suffix in (".safetensors", ".json"))
+        names = sorted(
+            entry.name for entry in folder.iterdir() if entry.is_dir() or entry.suffix in (".safetensors", ".json")
+        )
     except OSError:
         return ""
     wanted = path.relative_to(folder).parts[0]
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5) or names[:3]
-    return f"; near it there is {' or '.join(repr(str(folder / name)) for name in close)}" if close else f"; '{folder}' is empty"
+    return (
+        f"; near it there is {' or '.join(repr(str(folder / name)) for name in close)}"
+        if close
+        else f"; '{folder}' is empty"
+    )
 
 
 def _resident(files: Sequence[str]) -> int:

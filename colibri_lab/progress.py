@@ -10,7 +10,9 @@ from typing import Any
 __all__ = ["Progress", "show_progress", "shown"]
 
 Progress = bool | Callable[[float], object] | None
-"""What a `progress` parameter takes: None as `show_progress` says, True or False, or a function called with the fraction done."""
+"""What a `progress` parameter takes: None as `show_progress` says, True or False, or a function called with the
+fraction done.
+"""
 
 DELAY = 1.0
 """Seconds before a bar appears, so that short calls stay silent."""
@@ -26,7 +28,7 @@ def show_progress(enabled: bool) -> None:
 
 @contextmanager
 def shown(progress: Progress, total: int, unit: str, label: str) -> Iterator[Callable[[float], object] | None]:
-    """Gives a function to call with the fraction done, or None when nobody wants to know; the bar is gone at the end."""
+    """Gives a function to call with the fraction done, or None when nobody wants to know; the bar goes at the end."""
     if callable(progress):
         yield progress
         return

@@ -6,14 +6,13 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._engine import core
 from colibri_lab.errors import ArgumentError, BusyError, NotCapturedError
-from colibri_lab.identity import model_identity
 from colibri_lab.progress import Progress, shown
 from colibri_lab.tape import Tape
 from colibri_lab.trace import Trace
@@ -21,6 +20,7 @@ from colibri_lab.trace import Trace
 if TYPE_CHECKING:
     from colibri_lab.generate import Token
     from colibri_lab.model import Model
+    from colibri_lab.tokenizer import Tokenizer
 
 __all__ = ["Pass", "Passes", "Session"]
 
@@ -28,7 +28,9 @@ Array = NDArray[Any]
 
 
 class Pass:
-    """One `feed`: token rows [start, stop) of its session, their `ids`, the `logits` of the last one, and a `tape` of these rows."""
+    """One `feed`: token rows [start, stop) of its session, their `ids`, the `logits` of the last one, and a `tape` of
+    these rows.
+    """
 
     def __init__(self, session: Session, index: int, logits: Array | None) -> None:
         self.index = index
@@ -49,7 +51,8 @@ class Pass:
             logits: Array = self.tape["logits"][-1]
         except NotCapturedError:
             raise NotCapturedError(
-                f"nobody kept the logits of pass {self.index}: hold the Pass that feed returns, or use capture=\"all\" or \"logits\""
+                f"nobody kept the logits of pass {self.index}: hold the Pass that feed returns, "
+                'or use capture="all" or "logits"'
             ) from None
         return logits
 
@@ -69,12 +72,16 @@ class Passes(Sequence[Pass]):
     def __len__(self) -> int:
         return len(self._session._engine.passes())
 
-    def __getitem__(self, index: Any) -> Any:
-        bounds = self._session._engine.passes()
+    @overload
+    def __getitem__(self, index: int) -> Pass: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Pass]: ...
+    def __getitem__(self, index: int | slice) -> Pass | list[Pass]:
+        count = len(self)
         if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(bounds)))]
-        number = range(len(bounds))[index]  # IndexError as for a list
-        return self._session._pass(number, last=number == len(bounds) - 1)
+            return [self[number] for number in range(*index.indices(count))]
+        number = range(count)[index]  # IndexError as for a list
+        return self._session._pass(number, last=number == count - 1)
 
     def __repr__(self) -> str:
         return repr(list(self))
@@ -83,7 +90,8 @@ class Passes(Sequence[Pass]):
 class Session:
     """Feed it text or ids, look at its `tape`, generate from it. Made by `model.session()`.
 
-    One thread at a time: a second one gets BusyError. Ctrl-C ends a long call within a second and leaves the session as before that pass.
+    One thread at a time: a second one gets BusyError. Ctrl-C ends a long call within a second and leaves the session as
+    before that pass.
     """
 
     def __init__(
@@ -107,21 +115,24 @@ class Session:
     def feed(self, x: str | Sequence[int] | NDArray[np.integer[Any]], progress: Progress = None) -> Pass:
         """Runs the model over more tokens, as one pass.
 
-        `x` is a text or token ids. A text gets the tokenizer's special tokens (such as <s>) only in an empty session; ids are taken as
-        they are. `progress`: None shows a bar when the pass takes more than a second (`show_progress(False)` turns that off), False
-        shows none, a function is called with the fraction done.
+        `x` is a text or token ids. A text gets the tokenizer's special tokens (such as <s>) only in an empty session;
+        ids are taken as they are. `progress`: None shows a bar when the pass takes more than a second
+        (`show_progress(False)` turns that off), False shows none, a function is called with the fraction done.
 
-        Raises ArgumentError (no tokens, an id outside the vocabulary, a text without a tokenizer), CapacityError (more than `max_tokens`;
-        the session stays as it was), BusyError (another thread is inside), FileError (a weight file changed), KeyboardInterrupt.
+        Raises ArgumentError (no tokens, an id outside the vocabulary, a text without a tokenizer), CapacityError (more
+        than `max_tokens`; the session stays as it was), BusyError (another thread is inside), FileError (a weight file
+        changed), KeyboardInterrupt.
         """
         with self._alone():
             return self._feed(self._to_ids(x), progress)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], progress: Progress = None) -> Pass:
-        """Feeds a conversation through the tokenizer's chat template, ready for the answer: `[{"role": "user", "content": "Hi"}]`.
+        """Feeds a conversation through the checkpoint's chat template, up to where the answer begins.
 
-        The template writes its own start tokens, so none is added; a doubled one gives a warning.
-        Raises UnsupportedError when there is no tokenizer or no template.
+        `messages` are dicts: `[{"role": "user", "content": "Hi"}]`. The template writes its own start token, so none is
+        added; one that then stands twice gives a warning.
+        Raises UnsupportedError when there is no tokenizer or no template, ArgumentError when the template refuses the
+        messages.
         """
         from colibri_lab.chat import encode_chat
 
@@ -140,12 +151,12 @@ class Session:
     ) -> Iterator[Token]:
         """Continues by up to `n` tokens, one pass each; yields them as they come. The same seed gives the same tokens.
 
-        `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all. `stop_ids` None: the model's end tokens, () never
-        stops; the stopping token is yielded and part of the session. Texts join to what the tokens say; a character whose bytes span
-        tokens comes with the last of them.
+        `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all. `stop_ids` None: the model's end
+        tokens, () never stops; the stopping token is yielded and part of the session. Texts join to what the tokens
+        say; a character whose bytes span tokens comes with the last of them.
 
-        Raises NonFiniteError instead of a token when the logits hold NaN or +Inf, naming step and layer; CapacityError at `max_tokens`.
-        Tokens made until then stay in the session.
+        Raises NonFiniteError instead of a token when the logits hold NaN or +Inf, naming step and layer; CapacityError
+        at `max_tokens`. Tokens made until then stay in the session.
         """
         from colibri_lab.generate import generate
 
@@ -160,9 +171,6 @@ class Session:
 
     # ---- look ----
 
-    def __len__(self) -> int:
-        return self._engine.length
-
     @property
     def ids(self) -> list[int]:
         """Token ids so far."""
@@ -172,7 +180,7 @@ class Session:
     def texts(self) -> list[str]:
         """The text of each token; empty texts when the model has no tokenizer."""
         tokenizer = self.model.tokenizer
-        return [""] * len(self) if tokenizer is None else tokenizer.texts(self.ids)
+        return [""] * self._engine.length if tokenizer is None else tokenizer.texts(self.ids)
 
     @property
     def passes(self) -> Passes:
@@ -182,7 +190,7 @@ class Session:
     @property
     def logits(self) -> Array:
         """(V,) float32 after the last token, read-only, at every capture. Raises ArgumentError in an empty session."""
-        if not len(self):
+        if not self._engine.length:
             raise ArgumentError("an empty session has no logits; feed it first")
         return self._engine.logits()
 
@@ -202,20 +210,22 @@ class Session:
         return self._engine.threads
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `reserved` address space, of it `tape` (history, of it `kv_cache`) and `scratch`; `copied_bytes` by resets under live views."""
+        """Bytes: `reserved` address space, of it `tape` (history, of it `kv_cache`) and `scratch`; `copied_bytes` by
+        resets under live views.
+        """
         return self._engine.memory()
 
     def trace(self) -> Trace:
-        """All that was captured as a Trace over the same memory: no copy. It stays as it is while the session goes on."""
+        """All that was captured, as a Trace over the same memory: no copy. It stays as it is while the session goes on."""
         with self._alone():
             config, tape = self.model.config, self.tape
-            arrays = {path: tape[path] for path in tape if ".moe.experts." not in path}
+            arrays = {path: tape[path] for path in tape.stored()}
             meta = {
                 "producer": "colibri-lab",
                 "producer_version": core.__version__,
                 "model_type": config["model_type"],
                 "model_path": str(self.model.path),
-                "model_identity": model_identity(self.model.info["files"]),
+                "model_identity": self.model.identity,
                 "num_hidden_layers": config["num_hidden_layers"],
                 "moe_layers": list(config["moe_layers"]),
                 "num_experts": config["num_experts"],
@@ -242,16 +252,21 @@ class Session:
     def _to_ids(self, x: Any) -> NDArray[np.int32]:
         if not isinstance(x, str):
             return _ids_of(x)
+        return _ids_of(self._tokenizer().encode(x, special=not self._engine.length))
+
+    def _tokenizer(self) -> Tokenizer:
         tokenizer = self.model.tokenizer
         if tokenizer is None:
-            raise ArgumentError(f"the checkpoint at '{self.model.path}' has no tokenizer.json, so it takes ids, not a text")
-        return _ids_of(tokenizer.encode(x, special=not len(self)))
+            raise ArgumentError(
+                f"the checkpoint at '{self.model.path}' has no tokenizer.json, so it takes ids, not a text"
+            )
+        return tokenizer
 
     def _feed(self, ids: NDArray[np.int32], progress: Progress) -> Pass:
         if not ids.size:
             raise ArgumentError("nothing to feed: give at least one token")
         # Noted before the run and cut to the engine's length when read: an interrupt between two lines cannot part them.
-        self._ids[len(self) :] = ids.tolist()
+        self._ids[self._engine.length :] = ids.tolist()
         with shown(progress, len(ids), "tokens", "prefill") as report:
             self._engine.feed(ids, report)
         return self.passes[-1]
@@ -264,13 +279,13 @@ class Session:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
-            "a session is live engine memory and cannot be pickled or copied; session.trace().save(path) writes what it holds, "
-            "and model.session() starts another"
+            "a session is live engine memory and cannot be pickled or copied; session.trace().save(path) writes what "
+            "it holds, and model.session() starts another"
         )
 
     def __repr__(self) -> str:
         return (
-            f"<Session of {self.model.config.model_type}: {len(self)} of {self.max_tokens} tokens, "
+            f"<Session of {self.model.config.model_type}: {self._engine.length} of {self.max_tokens} tokens, "
             f"capture {', '.join(self.capture)}, {self.threads} threads>"
         )
 
@@ -293,7 +308,9 @@ def _ids_of(x: Any) -> NDArray[np.int32]:
     if ids.size == 0 and ids.ndim == 1:
         return np.empty(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ArgumentError(f"feed takes a text or a flat row of whole token ids; this is {ids.dtype} of shape {ids.shape}")
+        raise ArgumentError(
+            f"feed takes a text or a flat row of whole token ids; this is {ids.dtype} of shape {ids.shape}"
+        )
     wrong = (ids < 0) | (ids > np.iinfo(np.int32).max)
     if wrong.any():
         place = int(np.flatnonzero(wrong)[0])

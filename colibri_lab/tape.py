@@ -22,12 +22,12 @@ Array = NDArray[Any]
 class Tape(Mapping[str, Array]):
     """The intermediates of a session, or of one of its passes, as read-only arrays over the engine's own memory.
 
-    `session.tape[path]` spans all tokens of the session (T, …); an expert's tap shows the last pass. `pass.tape[path]` shows the rows of
-    that pass. Rows of a finished pass never change, and an array stays valid for as long as you hold it or any slice of it; it cannot
-    be made writable. Iteration lists the paths that this session's capture keeps.
+    `session.tape[path]` spans all tokens of the session (T, …); an expert's tap shows the last pass. `pass.tape[path]`
+    shows the rows of that pass. Rows of a finished pass never change, and an array stays valid for as long as you hold
+    it or any slice of it; it cannot be made writable. Iteration lists the paths that this session's capture keeps.
 
-    Raises TapError for a path, layer or expert that the model does not have, NotCapturedError for one that was not kept (naming the
-    capture to ask for).
+    Raises TapError for a path, layer or expert that the model does not have, NotCapturedError for one that was not kept
+    (naming the capture to ask for).
     """
 
     def __init__(self, session: Session, pass_index: int = -1) -> None:
@@ -39,10 +39,10 @@ class Tape(Mapping[str, Array]):
         return self._view(self._session.model._taps.find(path))
 
     def __iter__(self) -> Iterator[str]:
-        return (path for path, _ in self._places())
+        return (path for path, _ in self._places(experts=True))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._places())
+        return sum(1 for _ in self._places(experts=True))
 
     def __contains__(self, path: object) -> bool:
         try:
@@ -52,9 +52,15 @@ class Tape(Mapping[str, Array]):
         return self._session._engine.captures(place.kind, max(place.layer, 0))
 
     def paths(self, pattern: str = "*") -> list[str]:
-        """The kept paths that match `pattern`; `*` stands for any run of characters: `tape.paths("layers.*.moe.gates")`."""
+        """The kept paths that match `pattern`; `*` stands for any run of characters:
+        `tape.paths("layers.*.moe.gates")`.
+        """
         wanted = matcher(pattern)
         return [path for path in self if wanted.fullmatch(path)]
+
+    def stored(self) -> list[str]:
+        """The kept paths without those of single experts, whose rows are slices of `layers.{l}.moe.dispatch.*`."""
+        return [path for path, _ in self._places(experts=False)]
 
     def router_logits(self, layer: int) -> Array:
         """(T, E) float32: the router's output before any softmax."""
@@ -73,7 +79,9 @@ class Tape(Mapping[str, Array]):
         return self[f"layers.{layer}.moe.gates"]
 
     def expert_inputs(self, layer: int, expert: int) -> Array:
-        """(n, H) float32: what `expert` read in the last pass (of a pass' tape: in that pass). (0, H) when nobody chose it."""
+        """(n, H) float32: what `expert` read in the last pass (of a pass' tape: in that pass). (0, H) when nobody chose
+        it.
+        """
         return self[f"layers.{layer}.moe.experts.{expert}.input"]
 
     def expert_outputs(self, layer: int, expert: int) -> Array:
@@ -97,18 +105,28 @@ class Tape(Mapping[str, Array]):
                 rows[kind.path.rpartition(".")[2]] = np.concatenate(parts)
         return rows
 
-    def _places(self) -> Iterator[tuple[str, Place]]:
+    def _places(self, experts: bool) -> Iterator[tuple[str, Place]]:
         engine = self._session._engine
-        return ((path, place) for path, place in self._session.model._taps.places() if engine.captures(place.kind, max(place.layer, 0)))
+        return (
+            (path, place)
+            for path, place in self._session.model._taps.places(experts)
+            if engine.captures(place.kind, max(place.layer, 0))
+        )
 
     def _view(self, place: Place, pass_index: int | None = None) -> Array:
         if self._pass >= 0 and self._epoch != self._session._epoch:
-            raise NotCapturedError("this pass was abandoned by reset(); arrays taken from it before then are still valid")
-        return self._session._engine.tap(place.kind, place.layer, place.expert, self._pass if pass_index is None else pass_index)
+            raise NotCapturedError(
+                "this pass was abandoned by reset(); arrays taken from it before then are still valid"
+            )
+        return self._session._engine.tap(
+            place.kind, place.layer, place.expert, self._pass if pass_index is None else pass_index
+        )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a tape is live engine memory and cannot be pickled or copied; session.trace().save(path) writes it to a file")
+        raise TypeError(
+            "a tape is live engine memory and cannot be pickled or copied; session.trace().save(path) writes it to disk"
+        )
 
     def __repr__(self) -> str:
         of = "session" if self._pass < 0 else f"pass {self._pass}"
-        return f"<Tape of {of}: {len(self._session)} tokens, capture {', '.join(self._session.capture)}>"
+        return f"<Tape of {of}: {self._session._engine.length} tokens, capture {', '.join(self._session.capture)}>"

@@ -19,9 +19,10 @@ __all__ = ["Weights"]
 class Weights(Mapping[str, NDArray[Any]]):
     """Read-only arrays [out, in] in the stored dtype (`ml_dtypes.bfloat16` for bf16), no copy; a bias is `name.bias`.
 
-    Names iterate in the order in which a forward pass meets them. An array keeps the mapping alive and cannot be made writable.
-    A tensor that its file places at an unaligned address comes as a read-only copy; `model.info["copied_weights"]` lists those.
-    Reading a view of a file that shrinks meanwhile is not guarded by the engine: a new look-up raises FileError, an old view cannot.
+    Names iterate in the order in which a forward pass meets them. An array keeps the mapping alive and cannot be made
+    writable. A tensor that its file places at an unaligned address comes as a read-only copy;
+    `model.info["copied_weights"]` lists those. Reading a view of a file that shrinks meanwhile is not guarded by the
+    engine: a new look-up raises FileError, an old view cannot.
     """
 
     def __init__(self, engine: _core.Model) -> None:
@@ -49,7 +50,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         return self._engine.float32(self._find(name))
 
     def census(self, name: str) -> tuple[int, int, int, int]:
-        """(NaN, Inf, subnormal, flat index of the first NaN or Inf or −1), counted by bit pattern in the stored dtype."""
+        """(NaN, Inf, subnormal, flat index of the first NaN or Inf, or −1), counted by bit pattern as it is stored."""
         return self._engine.census(self._find(name))
 
     def describe(self, name: str) -> _core.Weight:
@@ -63,7 +64,9 @@ class Weights(Mapping[str, NDArray[Any]]):
             raise TapError(f"the model has no weight '{name}'{nearest(str(name), self._index)}") from None
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("weights are views of a mapped file and cannot be pickled or copied; take arrays: weights.float32(name)")
+        raise TypeError(
+            "weights are views of a mapped file and cannot be pickled or copied; take arrays: weights.float32(name)"
+        )
 
     def __repr__(self) -> str:
         return f"<Weights: {len(self)} tensors, {sum(int(np.prod(w.shape)) for w in self._table):,} parameters>"
