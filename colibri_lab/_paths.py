@@ -48,7 +48,9 @@ class TapTable:
         }  # fmt: skip
 
     def places(self, experts: bool = True) -> Iterator[tuple[str, Place]]:
-        """Every tap of the model with its path: the embedding, layer by layer, the end. `experts`: single ones as well."""
+        """Every tap of the model with its path: the embedding, layer by layer, the end. `experts`: those of single ones
+        as well.
+        """
         scopes = [kind.scope for kind in self.kinds]
         first = next((n for n, scope in enumerate(scopes) if scope != "model"), len(scopes))
         before, after = range(first), [n for n in range(first, len(scopes)) if scopes[n] == "model"]

@@ -216,7 +216,7 @@ class Session:
         return self._engine.memory()
 
     def trace(self) -> Trace:
-        """All that was captured, as a Trace over the same memory: no copy. It stays as it is while the session goes on."""
+        """All that was captured, as a Trace over the same memory: no copy. It stays as it is when the session goes on."""
         with self._alone():
             config, tape = self.model.config, self.tape
             arrays = {path: tape[path] for path in tape.stored()}
@@ -265,7 +265,7 @@ class Session:
     def _feed(self, ids: NDArray[np.int32], progress: Progress) -> Pass:
         if not ids.size:
             raise ArgumentError("nothing to feed: give at least one token")
-        # Noted before the run and cut to the engine's length when read: an interrupt between two lines cannot part them.
+        # Noted before the run and cut to the engine's length when read: an interrupt between two lines parts nothing.
         self._ids[self._engine.length :] = ids.tolist()
         with shown(progress, len(ids), "tokens", "prefill") as report:
             self._engine.feed(ids, report)

@@ -1,4 +1,5 @@
 #include "../kernels/kernels.h"
+#include "../utils/mapguard.h"
 #include "../utils/status.h"
 
 static colibri_status check_floating(const colibri_array *a, colibri_message *message)
@@ -44,10 +45,12 @@ static const void *walk_next(walk *w)
 colibri_status colibri_array_widen(const colibri_array *array, float *out, colibri_message *message)
 {
     TRY(check_floating(array, message));
+    mapguard_enter();
     for (walk w = walk_begin(array); !w.over; out += w.n_run) {
         const void *run = walk_next(&w);
         kernels_in_force()->widen(out, run, array->dtype, w.n_run);
     }
+    mapguard_leave();
     return COLIBRI_OK;
 }
 
@@ -56,6 +59,7 @@ colibri_status colibri_array_census(const colibri_array *array, colibri_census *
     TRY(check_floating(array, message));
     int64_t seen = 0;
     *out = (colibri_census){.first_nonfinite = -1};
+    mapguard_enter();
     for (walk w = walk_begin(array); !w.over; seen += w.n_run) {
         const void *run = walk_next(&w);
         colibri_census c = census(run, array->dtype, w.n_run);
@@ -65,5 +69,6 @@ colibri_status colibri_array_census(const colibri_array *array, colibri_census *
         if (out->first_nonfinite < 0 && c.first_nonfinite >= 0)
             out->first_nonfinite = seen + c.first_nonfinite;
     }
+    mapguard_leave();
     return COLIBRI_OK;
 }

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "../utils/atomics.h"
+#include "../utils/mapguard.h"
 #include "handles.h"
 
 colibri_status colibri_model_open(const char *path, colibri_model **model, colibri_message *message)
@@ -12,7 +13,9 @@ colibri_status colibri_model_open(const char *path, colibri_model **model, colib
     colibri_model *m = calloc(1, sizeof *m);
     if (m == NULL)
         return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a model");
+    mapguard_enter();
     colibri_status status = model_data_open(path, &m->data, message);
+    mapguard_leave();
     if (status != COLIBRI_OK) {
         free(m);
         return status;

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "../core/views.h"
+#include "../utils/mapguard.h"
 #include "handles.h"
 
 /* ---- the session ------------------------------------------------------------------------------------------------------------- */
@@ -37,7 +38,10 @@ void colibri_session_release(colibri_session *session)
 colibri_status colibri_session_feed(colibri_session *session, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
                                     colibri_message *message)
 {
-    return session_feed(session->inner, ids, n, progress, user, message);
+    mapguard_enter();
+    colibri_status status = session_feed(session->inner, ids, n, progress, user, message);
+    mapguard_leave();
+    return status;
 }
 
 colibri_status colibri_session_truncate(colibri_session *session, int64_t n_tokens, colibri_message *message)
@@ -108,6 +112,12 @@ void colibri_lease_release(colibri_lease *lease)
     block_release(lease->held);
     model_drop_user(lease->model);
     free(lease);
+}
+
+void colibri_lease_range(const colibri_lease *lease, const void **data, int64_t *n_bytes)
+{
+    *data = lease->held != NULL ? block_data(lease->held) : NULL;
+    *n_bytes = lease->held != NULL ? block_bytes(lease->held) : 0;
 }
 
 /* ---- taps -------------------------------------------------------------------------------------------------------------------- */

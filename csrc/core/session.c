@@ -222,9 +222,11 @@ colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_p
     if (status == COLIBRI_OK) {
         machine_begin(&s->machine, progress, user);
         if (forward(s, ids, n))
-            publish(s);
+            status = model_data_check_files(s->model, message); /* a weight that changed or was lost under the pass spoils it */
         else
             status = fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; the session still has its %lld tokens", (long long)s->n_tokens);
+        if (status == COLIBRI_OK)
+            publish(s);
     }
     leave(s);
     return status;

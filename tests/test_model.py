@@ -1,0 +1,321 @@
+"""Opening checkpoints: the bundled one and paths, configuration, weights, closing, and what a wrong path is told."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import read_safetensors
+
+import colibri_lab as lab
+from colibri_lab.testing import tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_model(tmp_path / "tiny")
+
+
+def test_without_a_path_the_bundled_model_opens() -> None:
+    """It has a tokenizer, end tokens, and the sizes of its config.json."""
+    model = lab.open()
+    assert model.config.model_type == "mixtral" and model.config.num_experts == 8 and model.config.top_k == 2
+    assert model.tokenizer is not None and model.end_ids == (1,)
+    assert "mixtral" in repr(model) and "8 experts" in repr(model)
+
+
+@pytest.mark.parametrize("of", ["folder", "text", "file", "index"])
+def test_a_path_may_be_a_folder_a_file_or_an_index(tmp_path: Path, of: str) -> None:
+    """str and PathLike; a .safetensors or index file stands beside its config.json. All give the same model."""
+    folder = tiny_model(tmp_path / "m", sharded=of == "index")
+    path = {
+        "folder": folder, "text": str(folder), "file": folder / "model.safetensors", "index": folder / "model.safetensors.index.json",
+    }[of]  # fmt: skip
+    model, whole = lab.open(path), lab.open(tiny_model(tmp_path / "single"))
+    assert list(model.weights) == list(whole.weights)
+    assert all(np.array_equal(model.weights[name], whole.weights[name]) for name in model.weights)
+    assert model.folder == folder and model.tokenizer is None
+
+
+def test_a_wrong_path_is_told_what_lies_nearby(tmp_path: Path, folder: Path) -> None:
+    """The error names the path and similar names beside it."""
+    with pytest.raises(lab.FileError, match=r"nothing at '.*tinny'; near it there is '.*tiny'"):
+        lab.open(tmp_path / "tinny")
+    with pytest.raises(FileNotFoundError if False else OSError, match="nothing at"):
+        lab.open(tmp_path / "deep" / "down" / "here")
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    """There is nothing to open in it, and the sentence says so."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(lab.FileError, match="empty"):
+        lab.open(tmp_path / "empty")
+
+
+def test_the_configuration_is_read_only_and_names_the_nearest(folder: Path) -> None:
+    """Entries are attributes; an unknown one is told what it may have meant; nothing can be set."""
+    config = lab.open(folder).config
+    assert config["hidden_size"] == config.hidden_size == 32 and config.num_hidden_layers == 2
+    assert config.moe_layers == (0, 1) and config.layer_types == ("full_attention",) * 2 and config.windows == (None, None)
+    assert config.gate_rule == "softmax_renormalised"
+    assert dict(config)["vocab_size"] == 64 and "vocab_size" in config and config.get("nope") is None
+    with pytest.raises(AttributeError, match="'hidden_sise'; did you mean 'hidden_size'"):
+        config.hidden_sise  # noqa: B018
+    with pytest.raises(KeyError):
+        config["nope"]
+    with pytest.raises(AttributeError, match="read-only"):
+        config.hidden_size = 3
+    assert "hidden_size" in dir(config) and "rms_norm_eps" in repr(config)
+    assert copy.deepcopy(config) == config
+
+
+def test_windows_and_dense_layers_are_told_per_layer(tmp_path: Path) -> None:
+    """Which layers route, which slide, which share: by layer number."""
+    config = lab.open(tiny_model(tmp_path / "w", window=33)).config
+    assert config.windows == (33, 33) and set(config.layer_types) == {"sliding_attention"}
+    config = lab.open(tiny_model(tmp_path / "q", family="qwen2_moe", layers=3, dense_layers=(1,))).config
+    assert config.moe_layers == (0, 2) and config.shared_layers == (0, 2)
+
+
+def test_weights_iterate_in_the_order_of_the_forward_pass(folder: Path) -> None:
+    """Canonical names; shapes are [out, in]; an unknown name is told the nearest."""
+    weights = lab.open(folder).weights
+    names = list(weights)
+    assert names[0] == "embed" and names[-1] == "lm_head" and names[-2] == "norm"
+    assert names.index("layers.0.attn.q") < names.index("layers.0.moe.router") < names.index("layers.1.attn.q")
+    assert names.index("layers.0.moe.experts.1.down") < names.index("layers.0.moe.experts.2.gate")
+    assert weights["layers.0.moe.router"].shape == (4, 32) and weights["layers.0.moe.experts.3.down"].shape == (32, 24)
+    assert len(weights) == len(names) and "embed" in weights and "x" not in weights
+    with pytest.raises(lab.TapError, match=r"no weight 'layers\.0\.attn\.w'.*layers\.0\.attn\."):
+        weights["layers.0.attn.w"]
+    with pytest.raises(KeyError):
+        weights[0]  # type: ignore[index]
+
+
+def test_weights_lie_in_the_mapped_file(folder: Path) -> None:
+    """The address of a view is the file's mapping plus the tensor's offset: no copy."""
+    model = lab.open(folder)
+    file = str(folder / "model.safetensors")
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(file)]
+    for name in model.weights:
+        view, place = model.weights[name], model.weights.describe(name)
+        assert place.file == file
+        lies = [
+            int(span.split("-")[0], 16) - int(offset, 16) + place.file_offset for span, _, offset, *_ in maps
+        ]
+        assert view.ctypes.data in lies, name
+        assert type(view.base).__name__ == "Lease" and view.base.bytes == 0
+
+
+def test_tied_embeddings_are_one_tensor_under_two_names(tmp_path: Path) -> None:
+    """lm_head shows the embedding's bytes, and info counts them once."""
+    model, untied = lab.open(tiny_model(tmp_path / "t", tied=True)), lab.open(tiny_model(tmp_path / "u"))
+    assert model.weights["lm_head"].ctypes.data == model.weights["embed"].ctypes.data
+    assert model.info["parameters"] == untied.info["parameters"] - 64 * 32
+
+
+def test_info_says_what_was_opened_and_how_it_runs(folder: Path) -> None:
+    """Files, bytes, parameters, dtypes, code path and threads; memory() tells mapped and resident bytes."""
+    model = lab.open(folder)
+    info = model.info
+    stored = read_safetensors(folder / "model.safetensors")
+    assert info["parameters"] == sum(t.size for t in stored.values()) and info["dtypes"] == {"float32": len(stored)}
+    assert info["files"] == [str(folder / "model.safetensors")] and info["bytes"] == sum(t.nbytes for t in stored.values())
+    assert info["isa"] in info["isa_available"] and "scalar" in info["isa_available"] and info["threads"] >= 1
+    assert info["copied_weights"] == {} and info["model_type"] == "mixtral"
+    model.session(max_tokens=8).feed([1, 2, 3])
+    memory = model.memory()
+    assert memory["mapped"] == info["bytes"] and 0 < memory["resident"] <= memory["mapped"] + 2 * 4096
+
+
+def misaligned(folder: Path) -> None:
+    """The same tensors with a header that is no multiple of 8 long, so that data begin at an odd byte."""
+    file = folder / "model.safetensors"
+    raw = file.read_bytes()
+    (length,) = struct.unpack_from("<Q", raw)
+    header = raw[8 : 8 + length].rstrip(b" ")
+    header += b" " * ((1 - (8 + len(header))) % 8)
+    file.write_bytes(struct.pack("<Q", len(header)) + header + raw[8 + length :])
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+def test_C6_misaligned_tensors_have_right_values(tmp_path: Path, dtype: str) -> None:
+    """Values, tokens and logits equal the aligned file's; views are read-only aligned copies, listed with the reason."""
+    right = lab.open(tiny_model(tmp_path / "right", dtype=dtype))
+    odd = tiny_model(tmp_path / "odd", dtype=dtype)
+    misaligned(odd)
+    model = lab.open(odd)
+    copied = model.info["copied_weights"]
+    assert set(copied) == set(model.weights) and "not at a multiple of" in copied["embed"]
+    for name in model.weights:
+        view = model.weights[name]
+        assert view.flags.aligned and view.tobytes() == right.weights[name].tobytes()
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            view.setflags(write=True)
+        assert np.array_equal(model.weights.float32(name), right.weights.float32(name))
+    a, b = (m.session(capture="all", max_tokens=8).feed([1, 2, 3, 4]) for m in (model, right))
+    assert a.logits.tobytes() == b.logits.tobytes()
+
+
+def test_close_waits_for_nobody_and_is_final(folder: Path) -> None:
+    """close raises while a session or a view lives, works afterwards, and then every use raises; twice is fine."""
+    model = lab.open(folder)
+    session = model.session(max_tokens=8)
+    view = session.feed([1, 2]).tape.gates(0)
+    with pytest.raises(lab.BusyError, match="sessions and views"):
+        model.close()
+    assert view.shape == (2, 2)
+    del session
+    with pytest.raises(lab.BusyError):
+        model.close()
+    del view
+    model.close()
+    model.close()
+    for use in (lambda: model.session(), lambda: model.weights["embed"], lambda: model.memory(), model.weights.float32):
+        with pytest.raises((lab.ColibriError, TypeError)):
+            use()
+    with pytest.raises(lab.ColibriError, match="closed"):
+        model.session()
+    assert "closed" in repr(model)
+    assert model.config.hidden_size == 32  # what was read stays readable
+
+
+def test_a_with_block_closes(folder: Path) -> None:
+    """And does not hide an exception from inside behind one of its own."""
+    with lab.open(folder) as model:
+        assert model.config.vocab_size == 64
+    with pytest.raises(lab.ColibriError, match="closed"):
+        model.session()
+    with pytest.raises(RuntimeError, match="mine"), lab.open(folder) as model:
+        session = model.session(max_tokens=8)
+        raise RuntimeError("mine")
+    assert session.max_tokens == 8
+
+
+def test_models_cannot_be_pickled_or_copied(folder: Path) -> None:
+    """The error says why and what to do."""
+    model = lab.open(folder)
+    for thing in (model, model.weights):
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="mapped file"):
+                attempt(thing)
+
+
+def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
+    """generation_config.json before config.json; a number or a list; none at all is fine."""
+    folder = tiny_model(tmp_path / "m", config={"eos_token_id": 7})
+    assert lab.open(folder).end_ids == (7,)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    assert lab.open(folder).end_ids == (3, 4)
+    bare = tiny_model(tmp_path / "bare")
+    config = json.loads((bare / "config.json").read_text())
+    config.pop("eos_token_id", None)
+    (bare / "config.json").write_text(json.dumps(config))
+    assert lab.open(bare).end_ids == ()
+
+
+def test_identity_tells_checkpoints_apart(tmp_path: Path) -> None:
+    """Equal bytes have equal fingerprints wherever they lie; one changed byte in a sampled block does not."""
+    one, other = tiny_model(tmp_path / "a"), tiny_model(tmp_path / "b")
+    assert lab.open(one).identity == lab.open(other).identity
+    raw = bytearray((other / "model.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (other / "model.safetensors").write_bytes(raw)
+    assert lab.open(one).identity != lab.open(other).identity
+
+
+BAD_FILES = {
+    "empty": b"",
+    "seven bytes": b"1234567",
+    "length 0": struct.pack("<Q", 0),
+    "length 2^64-1": b"\xff" * 8 + b"{}",
+    "length over the file": struct.pack("<Q", 50) + b"{}",
+    "LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 123\n",
+    "web page": b"<!DOCTYPE html><html><body>Not found</body></html>",
+    "no JSON": struct.pack("<Q", 8) + b"{{{{{{{{",
+    "deep JSON": struct.pack("<Q", 4000) + b'{"a":' * 800,
+    "a NUL and broken UTF-8": struct.pack("<Q", 16) + b'{"\xff\x00": 1}     ',
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_G3_a_bad_weight_file_is_an_exception(folder: Path, name: str) -> None:
+    """Every bad file ends in an error with a sentence that names the file; the process lives and opens the next one."""
+    good = shutil.copytree(folder, folder.parent / "good")
+    (folder / "model.safetensors").write_bytes(BAD_FILES[name])
+    with pytest.raises((lab.FormatError, lab.FileError), match=r"model\.safetensors"):
+        lab.open(folder)
+    assert lab.open(good).session(max_tokens=4).feed([1]).logits.shape == (64,)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": 3}', '{"model_type": "bert"}', "null"])
+def test_G3_a_bad_config_is_an_exception(folder: Path, text: str) -> None:
+    """A broken or foreign config.json is refused with a sentence."""
+    (folder / "config.json").write_text(text)
+    with pytest.raises(lab.ColibriError, match=r"config\.json|bert"):
+        lab.open(folder)
+
+
+def test_G3_too_little_memory_is_an_exception() -> None:
+    """Under an address-space limit a session that cannot fit raises with the bytes; a smaller one still works."""
+    code = """
+import resource, colibri_lab as lab
+model = lab.open()
+model.session(max_tokens=8).feed([1])
+limit = 2 << 30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+import warnings; warnings.simplefilter("ignore")
+try:
+    model.session(capture="all", max_tokens=1 << 20)
+except (lab.OutOfMemoryError, MemoryError) as error:
+    print("refused:", error)
+print(model.session(max_tokens=8).feed([1]).logits.shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "refused:" in done.stdout and "bytes" in done.stdout and "(2048,)" in done.stdout
+
+
+ANONYMOUS = """
+import gc, sys, colibri_lab as lab
+
+def anonymous():
+    for line in open("/proc/self/smaps_rollup"):
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1])
+
+def cycle():
+    model = lab.open()
+    session = model.session(capture="all", max_tokens=64)
+    session.feed([1, 2, 3, 4, 5])
+    view = session.tape["layers.0.output"][1:]
+    session.reset()
+    session.feed([5, 6])
+    del session, view
+    model.close()
+
+for _ in range(20):
+    cycle()
+gc.collect()
+before = anonymous()
+for _ in range(200):
+    cycle()
+gc.collect()
+print(anonymous() - before)
+"""
+
+
+def test_two_hundred_open_run_close_cycles_leave_memory_flat() -> None:
+    """Anonymous memory of a process grows by less than 4 MB over 200 cycles."""
+    done = subprocess.run([sys.executable, "-c", ANONYMOUS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 4096, f"{done.stdout} kB"
+    gc.collect()
