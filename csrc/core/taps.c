@@ -92,7 +92,7 @@ static int64_t axis_size(const config *c, const char *axis, size_t length)
     return 1; /* the axis named "1" */
 }
 
-int tap_row_shape(const config *c, tap t, int64_t shape[COLIBRI_MAX_DIMS])
+int tap_row_shape(const config *c, tap t, int64_t shape[COLIBRI_MAX_DIMS - 1])
 {
     int n = 0;
     const char *comma = strchr(tap_kinds[t].axes, ',');
@@ -106,7 +106,7 @@ int tap_row_shape(const config *c, tap t, int64_t shape[COLIBRI_MAX_DIMS])
 
 int64_t tap_row_bytes(const config *c, tap t)
 {
-    int64_t shape[COLIBRI_MAX_DIMS];
+    int64_t shape[COLIBRI_MAX_DIMS - 1];
     int64_t bytes = (int64_t)colibri_dtype_size(tap_kinds[t].dtype);
     int n = tap_row_shape(c, t, shape);
     for (int i = 0; i < n; i++)

@@ -52,7 +52,7 @@ typedef enum tap_rows { ROWS_TOKENS, ROWS_PACKED, ROWS_PASSES, ROWS_OF_EXPERT, R
 tap_rows tap_rows_of(tap t);
 
 /* Sizes of the axes after the first one ("H" -> hidden_size ...) into shape[]; returns how many there are. Not for ROWS_HEADS. */
-int tap_row_shape(const config *c, tap t, int64_t shape[COLIBRI_MAX_DIMS]);
+int tap_row_shape(const config *c, tap t, int64_t shape[COLIBRI_MAX_DIMS - 1]);
 int64_t tap_row_bytes(const config *c, tap t);
 
 bool tap_is_per_layer(tap t);

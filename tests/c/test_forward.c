@@ -283,7 +283,7 @@ static void test_bytes_are_equal_with_planted_nan_and_inf(void)
         check_planted_runs(&mixtral, "model.layers.0.block_sparse_moe.gate.weight", 30, values[i]);
         check_planted_runs(&qwen2, "model.layers.1.mlp.up_proj.weight", 0, values[i]);
         check_planted_runs(&qwen2, "model.layers.0.mlp.shared_expert.down_proj.weight", 9, values[i]);
-        check_planted_runs(&olmoe, "model.layers.0.self_attn.k_norm.weight", 2, values[i]);
+        check_planted_runs(&olmoe, "model.layers.0.self_attn.o_proj.weight", 2, values[i]);
     }
 }
 
