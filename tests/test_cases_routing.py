@@ -1,4 +1,4 @@
-"""Failures that other engines had in routing, experts, and reading the config, as small inputs with hand-set numbers, end to end."""
+"""Failures that other engines had in routing, experts and reading the config, as small inputs with hand-set numbers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ def test_A1_logits_scores_and_gates_are_three_arrays(family, tmp_path):
 def test_A1_another_gate_rule_must_be_asked_for_and_is_recorded(mode, gates, tmp_path):
     session = fed(a1_model(tmp_path, "olmoe", False), [0], gate_mode=mode)
     np.testing.assert_allclose(session.tape.gates(0)[0], gates, atol=5e-6)
-    assert session.trace().gate_rule == mode if hasattr(session.trace(), "gate_rule") else True
     assert session.trace().meta["gate_rule"] == mode
     assert session.model.config.gate_rule == "softmax"
 
@@ -122,7 +121,7 @@ def test_A2_the_score_that_chooses_and_the_factor_that_is_applied_are_kept_apart
     for mode, tape in tapes.items():
         assert tape.scores(0).tobytes() == base.scores(0).tobytes()
         assert tape.expert_ids(0).tobytes() == base.expert_ids(0).tobytes()
-        routed = np.zeros((16, logits.shape[1] * 0 + tape["embed"].shape[1]))
+        routed = np.zeros(tape["embed"].shape)
         for expert in range(8):
             rows = tape.expert_rows(0, expert)
             for token, output in zip(rows["tokens"], rows["output"], strict=True):
@@ -481,7 +480,7 @@ def test_J4_a_tensor_that_mixtral_does_not_have_is_refused_by_name(name, shape, 
 
 
 def test_J4_tensors_that_every_reader_leaves_out_do_no_harm(tmp_path):
-    """Rotary frequencies of old checkpoints, and layers beyond num_hidden_layers (prediction heads used in training)."""
+    """Rotary frequencies of old checkpoints, and layers beyond num_hidden_layers (prediction heads of training)."""
     config = small_config("mixtral")
     tensors = random_tensors(config, 0)
     extra = {

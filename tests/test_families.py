@@ -147,6 +147,7 @@ def test_every_tap_agrees_with_the_formulas(name, tmp_path):
     folder, prompt, taps = checkpoint_and_taps(name, tmp_path)
     session = lab.open(folder).session(capture=["all", "layers.*.attn.weights"], max_tokens=len(prompt))
     session.feed(prompt)
+    assert {path for path in session.tape if ".dispatch." not in path} == set(taps)
     print(f"largest relative error {assert_agrees(session.tape, taps):.1e} over {len(taps)} taps")
 
 

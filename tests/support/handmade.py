@@ -1,13 +1,12 @@
 """One-layer checkpoints whose numbers are set by hand, so that a token's router logits are exactly the ones asked for.
 
-Token t is the vector sqrt(H) · e_t with H a power of 4. Its mean square is 1, so the norms leave it as it is to the last bit
-(their weights are 1, eps vanishes beside 1). Attention adds nothing (its weights are 0). Router row e holds logit(t, e) / sqrt(H)
-at column t, a division by a power of two. So the router's product is the logit itself, exactly.
+Token t is the vector sqrt(H) · e_t with H a power of 4. Its mean square is 1, so the norms leave it as it is to the last
+bit (their weights are 1, eps vanishes beside 1). Attention adds nothing (its weights are 0). Router row e holds
+logit(t, e) / sqrt(H) at column t, a division by a power of two. So the router's product is the logit itself, exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +19,9 @@ def router_model(
     top_k: int,
     family: str = "mixtral",
     dtype: str = "F32",
-    change: Mapping[str, np.ndarray] | None = None,
     **options,
 ) -> Path:
-    """A checkpoint in which feeding id t gives router logits `logits[t]` (T, E); `change` replaces tensors, `options` config keys."""
+    """Id t gives router logits `logits[t]` (T, E); `options` replace keys of the config."""
     n_tokens, n_experts = logits.shape
     hidden = next(4**power for power in range(2, 8) if 4**power >= n_tokens)
     experts = "num_local_experts" if family == "mixtral" else "num_experts"
@@ -47,5 +45,4 @@ def router_model(
     rows = np.arange(n_tokens)
     tensors["model.embed_tokens.weight"][rows, rows] = scale
     tensors[moe_prefix(config, 0) + "gate.weight"][:, rows] = logits.T.astype(np.float32) / scale
-    tensors |= change or {}
     return write_checkpoint(folder, config, {name: value.astype(DTYPES[dtype]) for name, value in tensors.items()})
