@@ -1,7 +1,7 @@
 """One-layer checkpoints whose numbers are set by hand, so that a token's router logits are exactly the ones asked for.
 
-Token t is the vector sqrt(H) · e_t with H a power of 4. Its mean square is 1, so the norms leave it as it is to the last
-bit (their weights are 1, eps vanishes beside 1). Attention adds nothing (its weights are 0). Router row e holds
+Token t is the vector sqrt(H) · e_t with H a power of 4. Its mean square is 1, so the norms leave it as it is to the
+last bit (their weights are 1, eps vanishes beside 1). Attention adds nothing (its weights are 0). Router row e holds
 logit(t, e) / sqrt(H) at column t, a division by a power of two. So the router's product is the logit itself, exactly.
 """
 
