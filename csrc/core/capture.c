@@ -74,6 +74,14 @@ static int edit_distance(const char *a, const char *b)
     return row[n];
 }
 
+static bool exists_somewhere(const config *c, tap t)
+{
+    for (int64_t l = 0; l < c->num_hidden_layers; l++)
+        if (tap_exists(c, t, l))
+            return true;
+    return false;
+}
+
 static colibri_status fail_no_match(const config *c, const char *pattern, colibri_message *message)
 {
     char nearest[TAP_PATH_SIZE] = "routing", path[TAP_PATH_SIZE];
@@ -87,7 +95,7 @@ static colibri_status fail_no_match(const config *c, const char *pattern, colibr
     }
     for (int t = 0; t < TAP_COUNT; t++)
         for (int64_t l = -1; l < (tap_is_per_layer((tap)t) ? c->num_hidden_layers : 0); l++) {
-            if (l >= 0 && !tap_exists(c, (tap)t, l))
+            if (l >= 0 ? !tap_exists(c, (tap)t, l) : !exists_somewhere(c, (tap)t))
                 continue;
             for (int64_t e = -1; e < (tap_kinds[t].scope == COLIBRI_SCOPE_EXPERT ? 1 : 0); e++) {
                 tap_path((tap)t, l, e, path);

@@ -42,8 +42,9 @@ static colibri_status plan_memory(session *s, const bool *kept, int64_t max_toke
         return COLIBRI_OK;
     int64_t fits = tokens_that_fit(c, kept, n_threads, max_tokens, available, &s->layout);
     return fail(message, COLIBRI_ERROR_MEMORY,
-                "a session of max_tokens=%lld at this capture needs %lld bytes and %lld are left; max_tokens=%lld would fit", (long long)max_tokens,
-                (long long)need, (long long)available, (long long)fits);
+                "a session of max_tokens=%lld at this capture needs %s%lld bytes and %lld are left; max_tokens=%lld would fit",
+                (long long)max_tokens, need < 0 ? "more than " : "", (long long)(need < 0 ? INT64_MAX : need), (long long)available,
+                (long long)fits);
 }
 
 static colibri_status session_fill(session *s, const colibri_session_options *o, colibri_message *message)

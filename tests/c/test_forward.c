@@ -2,36 +2,25 @@
 #include "check.h"
 #include "api/handles.h"
 #include "support/snapshot.h"
-#include "support/tiny_checkpoint.h"
+#include "support/tiny_model.h"
 
 #define N_TOKENS 40
 
 typedef struct run_options {
-    const char *const *capture;
-    size_t n_capture;
+    const char *capture[4];
     int threads;
     const kernels *table;  /* NULL: the one in force */
     int64_t chunk;         /* tokens in a pass; 0: all; -1: random */
     int64_t max_tokens;
 } run_options;
 
-static const char *const everything[] = {"all", "layers.*.attn.weights"};
-#define EVERYTHING everything, 2
-
-static void random_ids(int32_t *ids, int64_t n, const tiny_checkpoint *t, uint64_t seed)
-{
-    for (int64_t i = 0; i < n; i++)
-        ids[i] = (int32_t)(tiny_random(&seed) % (uint32_t)t->vocab);
-}
+#define EVERYTHING {"all", "layers.*.attn.weights"}
 
 static colibri_session *open_session(colibri_model *m, const run_options *o)
 {
-    colibri_session *s;
-    colibri_message message;
-    colibri_session_options options = {.size = sizeof options, .capture = o->capture, .n_capture = o->n_capture, .threads = o->threads,
-                                       .max_tokens = o->max_tokens};
-    CHECK_OK(colibri_session_create(m, &options, &s, &message), message);
-    s->inner->machine.serial_below = 0; /* spread even the smallest piece of work */
+    tiny_options options = {.threads = o->threads, .max_tokens = o->max_tokens};
+    memcpy(options.capture, o->capture, sizeof options.capture);
+    colibri_session *s = tiny_session(m, &options);
     if (o->table != NULL)
         s->inner->machine.kernels = o->table;
     return s;
@@ -39,33 +28,16 @@ static colibri_session *open_session(colibri_model *m, const run_options *o)
 
 static snapshot run(colibri_model *m, const run_options *o, const int32_t *ids, int64_t n)
 {
-    colibri_message message;
     colibri_session *s = open_session(m, o);
     uint64_t state = 99;
     for (int64_t done = 0, step; done < n; done += step) {
         step = o->chunk == 0 ? n : o->chunk > 0 ? o->chunk : 1 + tiny_random(&state) % 9;
         step = step < n - done ? step : n - done;
-        CHECK_OK(colibri_session_feed(s, ids + done, step, NULL, NULL, &message), message);
+        tiny_feed(s, ids + done, step);
     }
     snapshot out = snapshot_take(s);
     colibri_session_release(s);
     return out;
-}
-
-static colibri_model *open_tiny(tiny_checkpoint *t)
-{
-    colibri_model *m;
-    colibri_message message;
-    tiny_checkpoint_write(t);
-    CHECK_OK(colibri_model_open(t->folder, &m, &message), message);
-    return m;
-}
-
-static void close_tiny(colibri_model *m, tiny_checkpoint *t)
-{
-    CHECK(colibri_model_users(m) == 0);
-    colibri_model_release(m);
-    tiny_checkpoint_remove(t);
 }
 
 typedef void (*family_test)(colibri_model *m, const tiny_checkpoint *t, const snapshot *whole, const int32_t *ids);
@@ -79,13 +51,13 @@ static void for_every_family(family_test test)
     size_t n_tables = kernels_available(&tables);
     run_options o = {EVERYTHING, .threads = 1, .table = tables[n_tables - 1], .max_tokens = N_TOKENS};
     for (size_t i = 0; i < sizeof tiny / sizeof *tiny; i++) {
-        colibri_model *m = open_tiny(&tiny[i]);
-        random_ids(ids, N_TOKENS, &tiny[i], 5);
+        colibri_model *m = tiny_open(&tiny[i]);
+        tiny_ids(ids, N_TOKENS, &tiny[i], 5);
         snapshot whole = run(m, &o, ids, N_TOKENS);
         CHECK(snapshot_nonfinite(&whole, "logits") == 0);
         test(m, &tiny[i], &whole, ids);
         snapshot_free(&whole);
-        close_tiny(m, &tiny[i]);
+        tiny_close(m, &tiny[i]);
     }
 }
 
@@ -146,7 +118,7 @@ static void with_captures(colibri_model *m, const tiny_checkpoint *t, const snap
     const char *const captures[] = {"none", "routing", "moe", "all", "layers.*.attn.weights", "logits", "norm", "embed", "layers.0.*",
                                     "layers.*.output", "layers.0.moe.experts.2.hidden", "*.moe.dispatch.up", "layers.*.moe.routed"};
     for (size_t i = 0; i < sizeof captures / sizeof *captures; i++) {
-        run_options o = {&captures[i], 1, .threads = 2, .chunk = 11, .max_tokens = N_TOKENS + 3};
+        run_options o = {{captures[i]}, .threads = 2, .chunk = 11, .max_tokens = N_TOKENS + 3};
         expect_same(m, &o, ids, whole, captures[i]);
     }
     (void)t;
@@ -162,31 +134,29 @@ static void test_a_pass_of_several_tiles_equals_one_of_one_tile(void)
     enum { n = 2 * TILE_TOKENS + 77 };
     tiny_checkpoint t = tiny_mixtral();
     t.layers = 1;
-    static const char *const in_tiles[] = {"routing", "layers.*.moe.output", "layers.*.output"};
-    static const char *const in_one[] = {"moe", "layers.*.output"};
     static int32_t ids[n];
-    colibri_model *m = open_tiny(&t);
-    random_ids(ids, n, &t, 6);
-    run_options tiled = {in_tiles, 3, .threads = 2, .max_tokens = n}, whole = {in_one, 2, .threads = 1, .max_tokens = n};
+    colibri_model *m = tiny_open(&t);
+    tiny_ids(ids, n, &t, 6);
+    run_options tiled = {{"routing", "layers.*.moe.output", "layers.*.output"}, .threads = 2, .max_tokens = n};
+    run_options whole = {{"moe", "layers.*.output"}, .threads = 1, .max_tokens = n};
     snapshot a = run(m, &tiled, ids, n), b = run(m, &whole, ids, n);
     CHECK(snapshot_same(&a, &b, "tiles") > 5);
     snapshot_free(&a);
     snapshot_free(&b);
-    close_tiny(m, &t);
+    tiny_close(m, &t);
 }
 
-/* An expert that no token chooses: its router row points away from every token by a bias no input can overcome. */
+/* Three tokens leave some expert of layer 1 without work; what its weights hold must not matter to them. */
 static void check_planted(const char *tensor, float value)
 {
     tiny_checkpoint clean = tiny_mixtral(), planted = tiny_mixtral();
     int32_t ids[N_TOKENS];
-    const int64_t unused_layer = 1;
     run_options o = {EVERYTHING, .threads = 2, .max_tokens = N_TOKENS};
-    colibri_model *m = open_tiny(&clean);
-    random_ids(ids, N_TOKENS, &clean, 5);
+    colibri_model *m = tiny_open(&clean);
+    tiny_ids(ids, N_TOKENS, &clean, 5);
 
-    /* find an expert of layer 1 that the first tokens never choose */
-    int64_t n = 3, unused = -1;
+    const int64_t n = 3;
+    int64_t unused = -1;
     snapshot a = run(m, &o, ids, n);
     const snapshot_entry *chosen = snapshot_find(&a, "layers.1.moe.expert_ids");
     for (int32_t e = 0; e < clean.experts && unused < 0; e++) {
@@ -198,11 +168,11 @@ static void check_planted(const char *tensor, float value)
     CHECK(unused >= 0);
 
     char name[128];
-    snprintf(name, sizeof name, "model.layers.%d.block_sparse_moe.experts.%d.%s.weight", (int)unused_layer, (int)unused, tensor);
+    snprintf(name, sizeof name, "model.layers.1.block_sparse_moe.experts.%d.%s.weight", (int)unused, tensor);
     planted.plant_tensor = name;
     planted.plant_index = -1;
     planted.plant_value = value;
-    colibri_model *p = open_tiny(&planted);
+    colibri_model *p = tiny_open(&planted);
     snapshot b = run(p, &o, ids, n);
     CHECK(snapshot_same(&a, &b, name) > 1);
 
@@ -212,8 +182,8 @@ static void check_planted(const char *tensor, float value)
     snapshot_free(&a);
     snapshot_free(&b);
     snapshot_free(&c);
-    close_tiny(m, &clean);
-    close_tiny(p, &planted);
+    tiny_close(m, &clean);
+    tiny_close(p, &planted);
 }
 
 static void test_B3_an_expert_never_chosen_is_never_touched(void)
@@ -230,23 +200,21 @@ static void test_B3_what_lies_in_scratch_before_a_pass_does_not_matter(void)
 {
     tiny_checkpoint t = tiny_qwen2_moe();
     int32_t ids[N_TOKENS];
-    static const char *const none[] = {"none"};
-    run_options o = {none, 1, .threads = 2, .max_tokens = N_TOKENS};
-    colibri_message message;
-    colibri_model *m = open_tiny(&t);
-    random_ids(ids, N_TOKENS, &t, 5);
+    run_options o = {{"none"}, .threads = 2, .max_tokens = N_TOKENS};
+    colibri_model *m = tiny_open(&t);
+    tiny_ids(ids, N_TOKENS, &t, 5);
     snapshot clean = run(m, &o, ids, N_TOKENS);
 
     colibri_session *s = open_session(m, &o);
     memset(block_data(s->inner->scratch), 0xFF, (size_t)block_bytes(s->inner->scratch)); /* NaN everywhere */
     memset(block_data(s->inner->tape), 0xFF, (size_t)block_bytes(s->inner->tape));
-    CHECK_OK(colibri_session_feed(s, ids, N_TOKENS, NULL, NULL, &message), message);
+    tiny_feed(s, ids, N_TOKENS);
     snapshot dirty = snapshot_take(s);
     snapshot_same(&dirty, &clean, "scratch full of NaN");
     snapshot_free(&clean);
     snapshot_free(&dirty);
     colibri_session_release(s);
-    close_tiny(m, &t);
+    tiny_close(m, &t);
 }
 
 static void check_planted_runs(const tiny_checkpoint *like, const char *tensor, int64_t index, float value)
@@ -256,8 +224,8 @@ static void check_planted_runs(const tiny_checkpoint *like, const char *tensor, 
     t.plant_tensor = tensor;
     t.plant_index = index;
     t.plant_value = value;
-    colibri_model *m = open_tiny(&t);
-    random_ids(ids, N_TOKENS, &t, 5);
+    colibri_model *m = tiny_open(&t);
+    tiny_ids(ids, N_TOKENS, &t, 5);
     const kernels *const *tables;
     size_t n_tables = kernels_available(&tables);
     run_options base = {EVERYTHING, .threads = 1, .table = tables[n_tables - 1], .max_tokens = N_TOKENS};
@@ -269,7 +237,7 @@ static void check_planted_runs(const tiny_checkpoint *like, const char *tensor, 
         expect_same(m, &o, ids, &whole, tensor);
     }
     snapshot_free(&whole);
-    close_tiny(m, &t);
+    tiny_close(m, &t);
 }
 
 static void test_bytes_are_equal_with_planted_nan_and_inf(void)
