@@ -43,7 +43,8 @@ def copy_notebooks(folder: Path, force: bool = False) -> list[Path]:
 def lab_command(arguments: Sequence[str], root: bool) -> list[str]:
     """The command that starts JupyterLab on the explorer notebook; `arguments` go to `jupyter lab` unchanged."""
     allow = ["--allow-root"] if root else []  # else JupyterLab refuses, and in containers one is root
-    return [sys.executable, "-m", "jupyterlab", *allow, *arguments, FIRST_NOTEBOOK]
+    start = f"--LabApp.default_url=/lab/tree/{FIRST_NOTEBOOK}"  # also in the address that --no-browser prints
+    return [sys.executable, "-m", "jupyterlab", *allow, start, *arguments]
 
 
 def _lab(options: argparse.Namespace) -> int:
