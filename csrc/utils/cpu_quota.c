@@ -75,7 +75,7 @@ static double tightest_quota(const char *folder, char *group, bool version2)
 /* "cpu,cpuacct" does, "cpuset" does not. */
 static bool lists_cpu(const char *controllers)
 {
-    for (const char *at = controllers; at != NULL; at = strchr(at, ','), at += at != NULL)
+    for (const char *at = controllers; at != NULL; at = strchr(at, ','), at = at != NULL ? at + 1 : NULL)
         if (strncmp(at, "cpu", 3) == 0 && (at[3] == ',' || at[3] == '\0'))
             return true;
     return false;
