@@ -1,0 +1,96 @@
+"""The explorer as one self-contained HTML page: the same module and style sheet, the data as base64, no request to
+anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from colibri_lab.widgets._modules import join_modules, static_text
+
+__all__ = ["explorer_page", "write_page"]
+
+# A stand-in for the widget model: it holds the state, answers "ready" with the saved messages, and drops the rest.
+_MODEL = """
+const unbase = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+const saved = JSON.parse(document.getElementById("saved").textContent);
+const handlers = {};
+const model = {
+  get: (name) => saved.state[name],
+  set: (name, value) => { saved.state[name] = value; },
+  save_changes: () => {},
+  on: (name, handler) => { (handlers[name] ||= []).push(handler); },
+  off: () => {},
+  send: (message) => {
+    if (message.kind !== "ready") return;
+    for (const { content, buffers } of saved.messages)
+      setTimeout(() => handlers["msg:custom"].forEach((handler) => handler(content, buffers.map(unbase))));
+  },
+};
+const el = document.getElementById("view");
+"""
+
+
+def explorer_page(
+    title: str, state: Mapping[str, Any], messages: Sequence[tuple[Mapping[str, Any], Sequence[bytes]]]
+) -> str:
+    """The page's text. `state` is what the widget's traits hold, `messages` what Python would have sent: (content,
+    buffers).
+    """
+    saved = {
+        "state": {**state, "_page": True},
+        "messages": [
+            {"content": content, "buffers": [base64.b64encode(b).decode() for b in buffers]}
+            for content, buffers in messages
+        ],
+    }
+    data = json.dumps(saved, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    module = join_modules("explorer", "explorer").replace("export default { render };", "")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{html.escape(title)}</title>
+<style>
+body {{ margin: 0; background: #ffffff; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #111111; }} }}
+#view {{ max-width: 1200px; margin: 0 auto; }}
+{static_text("explorer", "explorer.css")}
+</style>
+</head>
+<body>
+<main id="view"></main>
+<script type="application/json" id="saved">{data}</script>
+<script type="module">
+{_MODEL}
+{module}
+render({{ model, el }});
+</script>
+</body>
+</html>
+"""
+
+
+def write_page(path: str | os.PathLike[str], text: str) -> Path:
+    """Writes `text` under a temporary name beside `path` and renames it, so that no half-written page is ever seen."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner reads
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return target

@@ -1,0 +1,39 @@
+"""The explorer's colours in Python, for still pictures: the light theme of `static/explorer/palette.js` (a test keeps
+the two equal).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EXPERTS", "INK", "INK2", "LINE", "NO_SLOT", "SELECTION", "SUNK", "expert_colours", "ink_on"]
+
+EXPERTS = ("#1077b8", "#9b5815", "#085336", "#cb7188", "#399eb7", "#8f8c3b", "#431e7b", "#636a78")
+"""Blue, brown-orange, green, rose, sky, olive-gold, violet, slate."""
+NO_SLOT = "#9aa0a8"
+"""Experts beyond the eight busiest."""
+SELECTION = "#d6006c"
+INK, INK2, LINE, SUNK = "#212121", "#616161", "#e0e0e0", "#f5f6f8"
+
+
+def expert_colours(load: NDArray[np.unsignedinteger]) -> list[str]:
+    """One colour per expert of a layer with tokens per expert `load` (E,): by number up to eight experts, else for the
+    busiest eight.
+    """
+    if len(load) <= len(EXPERTS):
+        return list(EXPERTS[: len(load)])
+    busiest = np.lexsort((np.arange(len(load)), -load.astype(np.int64)))[: len(EXPERTS)]
+    colours = [NO_SLOT] * len(load)
+    for colour, expert in zip(EXPERTS, busiest, strict=True):
+        colours[int(expert)] = colour
+    return colours
+
+
+def ink_on(colour: str | Sequence[float]) -> str:
+    """Black or white, whichever keeps 4.5 : 1 on a colour (hex, or red, green, blue in 0 … 1)."""
+    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] if isinstance(colour, str) else list(colour)[:3]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return "#111111" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.19 else "#ffffff"

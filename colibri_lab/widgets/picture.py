@@ -1,0 +1,295 @@
+"""The explorer without a browser: three lines of text and a PNG, both kept in the notebook file for when no kernel
+runs.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.widgets.explorer_data import UNRANKED, UNRECORDED, ExplorerData
+from colibri_lab.widgets.palette import INK, INK2, NO_SLOT, SELECTION, SUNK, expert_colours, ink_on
+
+__all__ = ["explorer_png", "explorer_text", "visible"]
+
+# All in pixels of the picture.
+_WIDTH, _EDGE = 1200, 12
+_LINE, _LINES = 38, 6  # of text, and how many are shown
+_CHARACTER = 7.3
+_MAPS_TALL = 340  # height that the experts share
+_LOAD, _TOKENS, _BARS = (46, 240), (330, 700), (1062, 90)  # left edge and width
+_MAP_TOKENS = 233  # token columns of 3 pixels
+
+Selection = Mapping[str, int | None]
+
+
+def visible(text: str, token_id: int) -> str:
+    """A token as one word: leading and trailing spaces as dots, line ends as arrows; without a text its id."""
+    if not text:
+        return f"‹{token_id}›"
+    inner = text.strip(" ")
+    left = len(text) - len(text.lstrip(" "))
+    right = len(text) - left - len(inner)
+    shown = "·" * left + inner + "·" * max(0, right)
+    return "".join({"\n": "↵", "\t": "→", "\r": "␍"}.get(c, c if c.isprintable() else "␣") for c in shown)
+
+
+def explorer_text(data: ExplorerData, selection: Selection, title: str) -> str:
+    """What the picture says, in three lines."""
+    layer, token = selection["layer"], selection["token"]
+    first = f"RoutingExplorer  {title}, layer {layer}"
+    if token is None or layer is None:
+        return f"{first}\nno token yet: nothing has run"
+    return f"{first}\n{_token_line(data, layer, token)}\n{_load_line(data, layer)}"
+
+
+def _token_line(data: ExplorerData, layer: int, token: int) -> str:
+    row = data.layers.index(layer)
+    block = data.column(token)
+    name = f"token {token} {data.trace.texts[token]!r}"
+    if block["flags"][row] & UNRECORDED:
+        return f"{name}   expert ids not recorded"
+    if block["flags"][row] & UNRANKED:
+        return f"{name}   NaN or +Inf in its router logits: no ranking"
+    experts = ", ".join(f"{e} ({g:.2f})" for e, g in zip(block["ids"][row], block["gates"][row], strict=True))
+    margin = f"   margin {block['margin'][row]:.2f}" if np.isfinite(block["margin"][row]) else ""
+    return f"{name}   experts {experts}{margin}"
+
+
+def _load_line(data: ExplorerData, layer: int) -> str:
+    row = data.layers.index(layer)
+    counts, total = data.load[row], max(1, int(data.recorded(row).sum()))
+    busiest = np.lexsort((np.arange(data.experts), -counts.astype(np.int64)))[:3]
+    shares = "  ".join(f"{e} ({100 * counts[e] / total:.0f} %)" for e in busiest)
+    return f"busiest experts  {shares}   chance {100 * data.top_k / data.experts:.2g} %"
+
+
+def explorer_png(data: ExplorerData, selection: Selection, title: str) -> bytes:
+    """The view as a PNG 1200 pixels wide: text strip, load map, token map and load bars of the selected layer, light
+    theme.
+    """
+    layer, token = selection["layer"], selection["token"]
+    words = explorer_text(data, selection, title).split("\n")
+    lines = [] if token is None else _text_lines(data, token)
+    row = max(2, min(22, _MAPS_TALL // max(1, data.experts)))
+    top = 66 + _LINE * len(lines) + 30
+    sheet = _Sheet(top - 20 if token is None else top + row * data.experts + 40)
+    sheet.text(_EDGE, 18, "Routing Explorer", size=11, bold=True)
+    sheet.text(_EDGE + 150, 18, title, colour=INK2)
+    sheet.text(_EDGE, 46, words[1], size=10.5)
+    if layer is not None and token is not None:
+        at = data.layers.index(layer)
+        colours = expert_colours(data.load[at])
+        _draw_text(sheet, data, at, token, lines, colours)
+        _draw_load(sheet, data, at, top, row)
+        _draw_tokens(sheet, data, at, token, top, row)
+        _draw_bars(sheet, data, at, top, row, colours)
+    return sheet.png()
+
+
+class _Sheet:
+    """One figure with one coordinate system, pixels from the top left. Rectangles are gathered, because one artist each
+    is slow.
+    """
+
+    def __init__(self, height: int) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        self.figure = Figure(figsize=(_WIDTH / 100, height / 100), dpi=100, facecolor="white")
+        FigureCanvasAgg(self.figure)
+        self.axes = self.figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(height, 0))
+        self.axes.axis("off")
+        self._filled: list[tuple[tuple[float, float, float, float], Any]] = []
+        self._framed: list[tuple[float, float, float, float]] = []
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: float = 9,
+        colour: str = INK,
+        align: str = "left",
+        bold: bool = False,
+        mono: bool = False,
+    ) -> None:
+        """One line, centred on `y`. Dollar signs are no formula here."""
+        self.axes.text(
+            x, y, words.replace("␣", "·").replace("␍", "↵"), fontsize=size, color=colour, ha=align, va="center",
+            fontweight="bold" if bold else "normal", family="monospace" if mono else None, parse_math=False,
+        )  # fmt: skip
+
+    def fill(self, x: float, y: float, w: float, h: float, colour: Any) -> None:
+        """A filled rectangle; `colour` as matplotlib takes it."""
+        self._filled.append(((x, y, w, h), colour))
+
+    def frame(self, x: float, y: float, w: float, h: float) -> None:
+        """An outline in the selection's colour."""
+        self._framed.append((x, y, w, h))
+
+    def image(self, x: float, y: float, w: float, h: float, cells: NDArray[Any], low: float, high: float) -> None:
+        """Cells on the cividis scale, strong is dark; NaN cells are left open."""
+        self.axes.imshow(
+            np.ma.masked_invalid(cells),
+            cmap="cividis_r",
+            vmin=low,
+            vmax=high,
+            extent=(x, x + w, y + h, y),
+            aspect="auto",
+            interpolation="nearest",
+            zorder=1,
+        )
+
+    def png(self) -> bytes:
+        """The sheet as a PNG file's bytes."""
+        from matplotlib.collections import PatchCollection
+        from matplotlib.patches import Rectangle
+
+        boxes = [Rectangle((x, y), w, h) for (x, y, w, h), _ in self._filled]
+        self.axes.add_collection(
+            PatchCollection(boxes, facecolors=[c for _, c in self._filled], edgecolors="none", zorder=0), autolim=False
+        )
+        frames = [Rectangle((x, y), w, h) for x, y, w, h in self._framed]
+        self.axes.add_collection(
+            PatchCollection(frames, facecolors="none", edgecolors=SELECTION, linewidths=1.5, zorder=3), autolim=False
+        )
+        out = io.BytesIO()
+        self.figure.savefig(out, format="png")
+        return out.getvalue()
+
+
+def _text_lines(data: ExplorerData, token: int) -> list[list[tuple[int, str, float]]]:
+    """Tokens around the selected one as lines of (token, word, width), broken where the text breaks and where a line is
+    full.
+    """
+    lines: list[list[tuple[int, str, float]]] = [[]]
+    used = 0.0
+    texts = data.trace.texts
+    for t in range(max(0, token - 200), min(data.tokens, token + 200)):
+        word = visible(texts[t], data.trace.ids[t])[:24]
+        width = max(26.0, _CHARACTER * len(word) + 6)
+        if used + width > _WIDTH - 2 * _EDGE:
+            lines.append([])
+            used = 0.0
+        lines[-1].append((t, word, width))
+        used += width + 2
+        if "\n" in texts[t]:
+            lines.append([])
+            used = 0.0
+    lines = [line for line in lines if line]
+    here = next(i for i, line in enumerate(lines) if line[0][0] <= token <= line[-1][0])
+    first = max(0, min(here - _LINES // 2, len(lines) - _LINES))
+    return lines[first : first + _LINES]
+
+
+def _draw_text(
+    sheet: _Sheet,
+    data: ExplorerData,
+    at: int,
+    token: int,
+    lines: list[list[tuple[int, str, float]]],
+    colours: list[str],
+) -> None:
+    ids = data.ids(at)
+    colour = [*colours, NO_SLOT]  # the last one for -1, not recorded
+    second = 1 if data.top_k > 1 and data.experts <= 8 else 0
+    for i, line in enumerate(lines):
+        x, y = float(_EDGE), 66 + _LINE * i
+        for t, word, width in line:
+            expert = int(ids[t, 0])
+            sheet.fill(x, y, width, 18, (colour[expert], 0.24))
+            sheet.fill(x, y + 17, width, 3, colour[int(ids[t, second])])
+            sheet.text(x + width / 2, y + 9, word, mono=True, align="center", size=8.5)
+            sheet.text(x + width / 2, y + 27, str(expert) if expert >= 0 else "?", align="center", size=8)
+            if t == token:
+                sheet.frame(x, y - 1, width, 35)
+            x += width + 2
+
+
+def _expert_axis(sheet: _Sheet, data: ExplorerData, x: float, top: float, row: int) -> None:
+    step = max(1, 2 ** int(np.ceil(np.log2(16 / row))))
+    for expert in range(0, data.experts, step):
+        sheet.text(x - 6, top + (expert + 0.5) * row, str(expert), colour=INK2, align="right", size=8.5)
+
+
+def _draw_load(sheet: _Sheet, data: ExplorerData, at: int, top: float, row: int) -> None:
+    counted = np.maximum(1, data.overview()["counted"])[:, None]
+    share = (data.load / counted).T
+    high = min(max(float(share.max()), 1e-9), 4 * data.top_k / data.experts)
+    x, width = _LOAD
+    cell = min(34.0, width / len(data.layers))
+    sheet.text(x, top - 14, "Load: layer × expert", bold=True)
+    sheet.image(x, top, cell * len(data.layers), row * data.experts, np.where(share > 0, share, np.nan), 0.0, high)
+    _expert_axis(sheet, data, x, top, row)
+    step = max(1, int(np.ceil(30 / cell)))
+    for i in range(0, len(data.layers), step):
+        sheet.text(
+            x + (i + 0.5) * cell,
+            top + row * data.experts + 11,
+            str(data.layers[i]),
+            colour=INK2,
+            align="center",
+            size=8.5,
+        )
+    if cell >= 22 and row >= 14:
+        from matplotlib import colormaps
+
+        ramp = colormaps["cividis_r"]
+        for i in range(len(data.layers)):
+            for expert in range(data.experts):
+                n = int(data.load[i, expert])
+                ink = ink_on(ramp(min(1.0, share[expert, i] / high))) if n else INK
+                sheet.text(x + (i + 0.5) * cell, top + (expert + 0.5) * row, str(n), colour=ink, align="center", size=8)
+    sheet.frame(x + at * cell, top - 1, cell, row * data.experts + 2)
+
+
+def _draw_tokens(sheet: _Sheet, data: ExplorerData, at: int, token: int, top: float, row: int) -> None:
+    shown = min(data.tokens, _MAP_TOKENS)
+    start = max(0, min(token - shown // 2, data.tokens - shown))
+    x, width = _TOKENS
+    cell = min(30.0, width / shown)
+    tall = row * data.experts
+    block = data.block(at)
+    flags = block["flags"][start : start + shown]
+    strange = np.flatnonzero(flags & (UNRANKED | UNRECORDED))
+    grid = np.full((data.experts, shown), np.nan)
+    for i in np.flatnonzero((flags & (UNRANKED | UNRECORDED)) == 0):
+        grid[block["ids"][start + i], i] = np.abs(block["gates"][start + i])
+    sheet.fill(x, top, cell * shown, tall, SUNK)
+    sheet.image(x, top, cell * shown, tall, grid, -0.1 * data.gate_top, data.gate_top)
+    for i in strange:
+        sheet.fill(x + (i + 0.25) * cell, top, cell / 2, tall, "#d5d8dd")
+        sheet.text(x + (i + 0.5) * cell, top + tall / 2, "×", bold=True, align="center")
+    cut = f" · tokens {start}–{start + shown - 1} of {data.tokens:,}" if shown < data.tokens else ""
+    odd = f" · × no ranking ({len(strange)})" if len(strange) else ""
+    sheet.text(x, top - 14, f"Layer {data.layers[at]}: token × expert, gate strength{cut}{odd}", bold=True)
+    _expert_axis(sheet, data, x, top, row)
+    step = next(s for s in (1, 2, 5, 10, 20, 50) if s * cell >= 30)
+    for t in range(-(-start // step) * step, start + shown, step):
+        sheet.text(x + (t - start + 0.5) * cell, top + tall + 11, str(t), colour=INK2, align="center", size=8.5)
+    sheet.frame(x + (token - start) * cell, top - 1, cell, tall + 2)
+
+
+def _draw_bars(sheet: _Sheet, data: ExplorerData, at: int, top: float, row: int, colours: list[str]) -> None:
+    share = data.load[at] / max(1, int(data.recorded(at).sum()))
+    chance = data.top_k / data.experts
+    x, width = _BARS
+    scale = width / max(float(share.max()), 2 * chance)
+    thick = 12 if row >= 16 else 0.8 * row
+    sheet.text(x, top - 14, f"Load, layer {data.layers[at]}", bold=True)
+    for expert in range(data.experts):
+        sheet.fill(x, top + (expert + 0.5) * row - thick / 2, share[expert] * scale, thick, colours[expert])
+        if row >= 14:
+            sheet.text(
+                _WIDTH - _EDGE, top + (expert + 0.5) * row, f"{100 * share[expert]:.0f} %", align="right", size=8.5
+            )
+    sheet.axes.vlines(
+        x + chance * scale, top - 3, top + row * data.experts + 3, colors=INK, linewidth=1, linestyles=(0, (3, 2))
+    )
+    sheet.text(x, top + row * data.experts + 11, f"chance {100 * chance:.2g} %", size=8.5)

@@ -1,0 +1,392 @@
+// The view: one state (layer, token, expert, colouring), parts that draw it, and messages with Python.
+// A model gives get, set, save_changes, on, off and send; a saved page passes a small stand-in with the data in it (see html.py).
+import { isDark, makePalette } from "./palette.js";
+import { Store, unpack } from "./store.js";
+import { loadSentence, tokenSentence } from "./sentence.js";
+import { TextStrip } from "./text_strip.js";
+import { TokenCard } from "./token_card.js";
+import { ExpertCard } from "./expert_card.js";
+import { Maps } from "./maps.js";
+import { buildShell } from "./shell.js";
+import { keyboard } from "./keys.js";
+import { twinTables } from "./twins.js";
+import { watchKernel } from "./kernel.js";
+import { showFault, showHelp, showStatus } from "./states.js";
+
+const BATCH = 8; // layers asked for at once
+const REST = 250; // ms of rest before the tables for screen readers are filled
+let views = 0;
+
+export class Explorer {
+  constructor(model, root) {
+    this.model = model;
+    this.root = root;
+    this.uid = `clb${++views}-${Math.random().toString(36).slice(2, 8)}`;
+    this.view = { uid: this.uid, layer: 0, token: 0, expert: 0, by: model.get("colour_by") || "expert", store: null };
+    this.gone = false;
+    this.draws = 0;
+    root.classList.add("clb");
+    this.parts = buildShell(root, this.uid);
+    this.strip = new TextStrip(this.parts.strip, (t) => this.choose({ token: t }), (t) => this.preview(t === null ? null : { token: t }));
+    this.tokenCard = new TokenCard(this.parts.tcard, (l) => this.choose({ layer: l }), (e) => this.choose({ expert: e }));
+    this.expertCard = new ExpertCard(this.parts.ecard, (t) => this.choose({ token: t, expert: this.view.expert }), (e) => this.choose({ expert: e }));
+    this.maps = new Maps(this.parts.maps, { onSelect: (hit) => this.choose(hit), onHover: (hit) => this.preview(hit), onWindow: () => this.maps.drawLayer(this.view) });
+    this.listen();
+    this.setTheme();
+    this.showState();
+    model.send({ kind: "ready" });
+  }
+
+  // ---- from outside ----
+
+  listen() {
+    const { model, parts, root } = this;
+    const on = (name, handler) => {
+      model.on(name, handler);
+      this.leave.push(() => model.off(name, handler));
+    };
+    this.leave = [];
+    on("msg:custom", (content, buffers) => this.receive(content, buffers || []));
+    on("change:selection", () => this.adopt(model.get("selection")));
+    on("change:colour_by", () => this.setColour(model.get("colour_by"), false));
+    on("change:_status", () => this.showState());
+    const theme = new MutationObserver(() => this.setTheme());
+    for (const node of [document.documentElement, document.body]) theme.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    const changed = () => this.setTheme();
+    system.addEventListener("change", changed);
+    const size = new ResizeObserver(() => this.resize());
+    size.observe(root);
+    this.leave.push(() => theme.disconnect(), () => size.disconnect(), () => system.removeEventListener("change", changed), () => clearTimeout(this.resting));
+    this.leave.push(watchKernel(model, (state) => this.kernel(state)));
+    root.addEventListener("keydown", keyboard(parts, this.actions()));
+    parts.layer.addEventListener("input", () => this.choose({ layer: Number(parts.layer.value) }));
+    root.addEventListener("click", (event) => {
+      const act = event.target.closest("[data-act]")?.dataset.act;
+      const by = event.target.closest("[data-by]")?.dataset.by;
+      if (act) this.press(act);
+      else if (by) this.setColour(by, true);
+    });
+    parts.prompt.addEventListener("input", () => fitPrompt(parts.prompt));
+    parts.prompt.addEventListener("focus", () => fitPrompt(parts.prompt));
+    parts.prompt.addEventListener("blur", () => fitPrompt(parts.prompt));
+  }
+
+  receive(content, buffers) {
+    if (content.kind === "head") return this.adoptTrace(new Store(content.facts, unpack(content.arrays, buffers), content.version));
+    if (content.kind === "fault") return showFault(this.parts, content);
+    if (content.kind === "html") return download(content.name, content.text);
+    const { store } = this.view;
+    if (!store || content.version !== store.version) return; // of a trace that is no longer shown
+    const arrays = unpack(content.arrays, buffers);
+    if (content.kind === "block") {
+      store.addBlock(content.layer, arrays);
+      if (content.layer === this.view.layer) this.paintLayer();
+      else this.paintSoon();
+      if (content.last) this.askForLayers();
+    } else if (content.kind === "column") {
+      store.addColumn(content.token, arrays);
+      if (content.token === this.view.token) this.paintToken();
+    }
+  }
+
+  adoptTrace(store) {
+    const { parts, view } = this;
+    view.store = store;
+    this.strip.reset();
+    this.maps.from = 0;
+    parts.layer.max = Math.max(0, store.L - 1);
+    const names = store.facts.layers;
+    parts.layerspan.textContent = store.L ? `of ${names[0]}–${names[store.L - 1]}` : "";
+    parts.facts.textContent = store.facts.title;
+    parts.hints.innerHTML = [["←→", "token"], ["↑↓", "layer"], [store.E <= 10 ? `0–${store.E - 1}` : "X", "expert"], ["C", "colour"], ["?", "all keys"]].map(([k, w]) => `<span class="kbd">${k}</span> ${w}`).join(" ");
+    if (document.activeElement !== parts.prompt) parts.prompt.value = store.facts.prompt;
+    this.showState();
+    this.adopt(this.model.get("selection"), true);
+    this.askForLayers();
+  }
+
+  // A selection from Python (model's layer number) or from the browser.
+  adopt(selection, everything = false) {
+    const { view } = this;
+    if (!view.store) return;
+    const layer = Math.max(0, view.store.facts.layers.indexOf(selection.layer));
+    const token = Math.min(selection.token ?? 0, Math.max(0, view.store.T - 1));
+    const same = layer === view.layer;
+    Object.assign(view, { layer, token, expert: Math.min(selection.expert ?? 0, view.store.E - 1) });
+    if (everything) this.paintAll();
+    else if (same) this.paintToken();
+    else this.paintLayer();
+  }
+
+  // ---- choosing ----
+
+  choose(wish) {
+    const { view, model } = this;
+    const { store } = view;
+    if (!store || !store.T) return;
+    const layer = wish.layer ?? view.layer;
+    const token = wish.token ?? view.token;
+    const moved = layer !== view.layer || token !== view.token;
+    const first = store.at(layer, token)?.ids[0];
+    let expert = wish.expert ?? (moved && first !== undefined && first !== store.noId ? first : view.expert);
+    expert = Math.min(expert, store.E - 1);
+    const sameLayer = layer === view.layer;
+    Object.assign(view, { layer, token, expert });
+    if (sameLayer) this.paintToken();
+    else this.paintLayer();
+    model.set("selection", { layer: store.facts.layers[layer], token, expert });
+    model.save_changes();
+  }
+
+  preview(hit) {
+    const { parts, view } = this;
+    if (!view.store?.T) return;
+    parts.say.setAttribute("aria-live", hit ? "off" : "polite");
+    const isLoad = hit && hit.token === undefined;
+    const html = !hit ? tokenSentence(view, view.layer, view.token) : isLoad ? loadSentence({ ...view, slots: view.store.slots(hit.layer ?? view.layer) }, hit.layer ?? view.layer, hit.expert) : tokenSentence(view, view.layer, hit.token);
+    if (this.said !== html) parts.say.innerHTML = this.said = html;
+    parts.say.classList.toggle("hover", Boolean(hit));
+  }
+
+  setColour(by, tell) {
+    if (by === this.view.by && this.view.palette && !tell) return;
+    this.view.by = by;
+    this.parts.by.forEach((node) => node.setAttribute("aria-pressed", String(node.dataset.by === by)));
+    if (this.view.store?.T) this.strip.paint(this.view);
+    if (!tell) return;
+    this.model.set("colour_by", by);
+    this.model.save_changes();
+  }
+
+  actions() {
+    const { parts, view } = this;
+    const within = (n, size) => Math.max(0, Math.min(size - 1, n));
+    return {
+      token: (step) => this.choose({ token: within(view.token + step, view.store?.T ?? 1) }),
+      layer: (step) => this.choose({ layer: within(view.layer + step, view.store?.L ?? 1) }),
+      digit: (n) => {
+        if (!view.store || view.store.E > 10 || n >= view.store.E) return false;
+        this.choose({ expert: n });
+        return true;
+      },
+      nextColour: () => this.setColour({ expert: "entropy", entropy: "margin", margin: "expert" }[view.by], true),
+      pin: () => {
+        if (!view.store?.many) return this.tell("Up to 8 experts each have their own colour.");
+        const on = view.store.pin(view.layer, view.expert);
+        this.paintLayer();
+        this.tell(on ? `Expert ${view.expert} keeps a colour in this layer.` : `Expert ${view.expert} is no longer pinned.`);
+      },
+      nextTie: () => {
+        const place = view.store?.T ? view.store.nextTie(view.layer, view.token) : null;
+        if (place) this.choose(place);
+        else this.tell("No near-tie: every margin here exceeds one bfloat16 step.");
+      },
+      open: () => {
+        const strongest = this.parts.ecard.querySelector("[data-token]");
+        if (strongest) this.choose({ token: Number(strongest.dataset.token), expert: view.expert });
+      },
+      askNumber: () => {
+        parts.numberbox.hidden = false;
+        parts.number.value = "";
+        this.back = document.activeElement;
+        parts.number.focus();
+      },
+      chooseNumber: () => {
+        const wanted = parts.number.value.trim();
+        parts.numberbox.hidden = true;
+        this.back?.focus();
+        const last = (view.store?.E ?? 1) - 1;
+        if (/^\d+$/.test(wanted) && Number(wanted) <= last) this.choose({ expert: Number(wanted) });
+        else this.tell(`Expert ${wanted || "?"} does not exist: experts are 0 to ${last}.`);
+      },
+      run: () => this.press("run"),
+      help: () => showHelp(parts, parts.help.hidden),
+      escape: (target) => {
+        if (!parts.numberbox.hidden) {
+          parts.numberbox.hidden = true;
+          this.back?.focus();
+        } else if (!parts.help.hidden) showHelp(parts, false);
+        else if (this.model.get("_status").state === "working") this.press("stop");
+        else target.blur();
+      },
+    };
+  }
+
+  press(act) {
+    const { parts, model } = this;
+    if (act === "run") {
+      if (!parts.actions.run.disabled) model.send({ kind: "run", text: parts.prompt.value });
+    } else if (act === "generate") model.send({ kind: "generate", count: 32 });
+    else if (act === "stop") model.send({ kind: "stop" });
+    else if (act === "html") model.send({ kind: "html" });
+    else if (act === "copy") this.copy(parts.code.textContent);
+    else if (act === "recipe") this.copy(`${this.view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
+    else if (act === "traceback") parts.trace.hidden = !parts.trace.hidden;
+    else if (act === "copytrace") this.copy(parts.trace.textContent);
+    else if (act === "dismiss") parts.fault.hidden = true;
+    else if (act === "closehelp") showHelp(parts, false);
+  }
+
+  copy(text) {
+    const copied = () => this.tell("Copied.");
+    const refused = () => this.tell("The browser refused to copy; select the line and copy it by hand.");
+    if (navigator.clipboard) navigator.clipboard.writeText(text).then(copied, refused);
+    else refused();
+  }
+
+  tell(words) {
+    this.parts.said.textContent = words;
+    clearTimeout(this.telling);
+    this.telling = setTimeout(() => (this.parts.said.textContent = ""), 6000);
+  }
+
+  // ---- drawing ----
+
+  setTheme() {
+    const theme = isDark(this.root) ? "dark" : "light";
+    if (this.root.dataset.theme === theme && this.view.palette) return;
+    this.root.dataset.theme = theme;
+    requestAnimationFrame(() => this.paintAll()); // the host's own colours follow its theme a moment later
+    this.view.palette = makePalette(this.root);
+    this.setColour(this.view.by, false);
+    this.parts.by.forEach((node) => node.setAttribute("aria-pressed", String(node.dataset.by === this.view.by)));
+  }
+
+  resize() {
+    if (this.view.store?.T && this.parts.maps.clientWidth !== this.maps.layout?.width) this.paintAll();
+  }
+
+  paintAll() {
+    const { view, parts } = this;
+    if (!view.store?.T || !this.root.isConnected || !parts.maps.clientWidth) return this.markDrawn();
+    view.palette = makePalette(this.root);
+    view.slots = view.store.slots(view.layer);
+    this.strip.update(view);
+    this.cards();
+    this.maps.draw(view);
+    this.settle();
+  }
+
+  paintLayer() {
+    const { view } = this;
+    if (!view.store?.T || !this.maps.layout) return this.paintAll();
+    view.slots = view.store.slots(view.layer);
+    this.maps.follow(view);
+    this.strip.update(view);
+    this.cards();
+    this.maps.drawLayer(view);
+    this.settle();
+  }
+
+  paintToken() {
+    const { view } = this;
+    if (!view.store?.T || !this.maps.layout) return this.paintAll();
+    const before = this.maps.from;
+    this.maps.follow(view);
+    if (view.token < this.strip.start || view.token >= this.strip.stop || view.store.T > this.strip.nodes.length) this.strip.update(view);
+    else this.strip.select(view);
+    this.cards();
+    if (this.maps.from !== before) this.maps.drawLayer(view);
+    else this.maps.select(view);
+    this.settle();
+  }
+
+  // Data of another layer came: the selected token's path may show it, once per frame.
+  paintSoon() {
+    this.soon ||= requestAnimationFrame(() => {
+      this.soon = null;
+      if (this.view.store.T) this.tokenCard.update(this.view);
+    });
+  }
+
+  cards() {
+    const { view, parts } = this;
+    view.cardWidth = this.cardWidth();
+    this.askForToken();
+    this.tokenCard.update(view);
+    this.expertCard.update(view);
+    this.preview(null);
+    parts.layer.value = view.layer;
+    parts.layername.textContent = view.store.facts.layers[view.layer];
+    parts.code.textContent = `explorer.selection = dict(layer=${view.store.facts.layers[view.layer]}, token=${view.token}, expert=${view.expert})`;
+    parts.top.setAttribute("aria-label", `Load map and token map, layer ${view.store.facts.layers[view.layer]}, token ${view.token}, expert ${view.expert}. Arrows move the selection.`);
+  }
+
+  // The inner width of the token card, measured once per layout.
+  cardWidth() {
+    const outer = this.root.clientWidth;
+    if (this.measured?.outer !== outer) this.measured = { outer, inner: this.parts.tcard.clientWidth - 20 };
+    return this.measured.inner;
+  }
+
+  settle() {
+    this.markDrawn();
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => {
+      if (this.view.store?.T) this.parts.twins.innerHTML = twinTables(this.view);
+    }, REST);
+  }
+
+  markDrawn() {
+    this.parts.top.dataset.drawn = ++this.draws;
+  }
+
+  // ---- data ----
+
+  askForToken() {
+    const { store, token } = this.view;
+    if (this.gone || store.hasColumn(token) || (store.facts.every_value && this.asking)) return;
+    if (this.asked === token && this.askedOf === store.version) return;
+    Object.assign(this, { asked: token, askedOf: store.version });
+    this.model.send({ kind: "column", version: store.version, token });
+  }
+
+  askForLayers() {
+    const { store, layer } = this.view;
+    const missing = store.missingLayers().sort((a, b) => Math.abs(a - layer) - Math.abs(b - layer));
+    this.asking = missing.length > 0;
+    if (missing.length && !this.gone) this.model.send({ kind: "blocks", version: store.version, layers: missing.slice(0, BATCH) });
+  }
+
+  // ---- states ----
+
+  kernel(state) {
+    this.gone = state === "gone";
+    this.parts.live.dataset.state = state;
+    this.kernelState = state;
+    this.showState();
+  }
+
+  showState() {
+    showStatus(this.parts, this.view.store, this.model.get("_status"), this.kernelState ?? "idle");
+  }
+
+  close() {
+    for (const leave of this.leave) leave();
+  }
+}
+
+function fitPrompt(prompt) {
+  const open = document.activeElement === prompt;
+  prompt.classList.toggle("open", open);
+  prompt.style.height = "";
+  if (open) prompt.style.height = `${Math.min(180, Math.max(28, prompt.scrollHeight + 2))}px`;
+}
+
+function download(name, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/html" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function render({ model, el }) {
+  const root = document.createElement("div");
+  el.appendChild(root);
+  const explorer = new Explorer(model, root);
+  return () => explorer.close();
+}
+
+export default { render };

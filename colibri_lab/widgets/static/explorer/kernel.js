@@ -1,0 +1,31 @@
+// Whether Python can answer. Hosts differ, so everything here is asked with care; a host that tells nothing counts as alive.
+
+// Calls `tell` with "idle", "busy" or "gone"; returns how to stop watching. A restarted kernel has forgotten this view: it is gone for good.
+export function watchKernel(model, tell) {
+  const saved = model.get("_page");
+  if (saved) {
+    tell("page");
+    return () => {};
+  }
+  const kernel = model.widget_manager?.kernel;
+  if (!kernel?.statusChanged?.connect) return () => {};
+  let gone = false;
+  const look = () => {
+    if (["dead", "restarting", "autorestarting", "terminating"].includes(kernel.status) || kernel.isDisposed) gone = true;
+    tell(gone ? "gone" : kernel.status === "busy" ? "busy" : "idle");
+  };
+  const connection = (_, status) => (status === "connected" ? look() : !gone && tell("lost"));
+  const disposed = () => {
+    gone = true;
+    tell("gone");
+  };
+  kernel.statusChanged.connect(look);
+  kernel.connectionStatusChanged?.connect(connection);
+  kernel.disposed?.connect(disposed);
+  look();
+  return () => {
+    kernel.statusChanged.disconnect(look);
+    kernel.connectionStatusChanged?.disconnect(connection);
+    kernel.disposed?.disconnect(disposed);
+  };
+}

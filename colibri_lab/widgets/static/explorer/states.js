@@ -1,0 +1,80 @@
+// What the view says about work, faults, an empty session, and a kernel that cannot answer. The same words and places in every view.
+import { count, escape } from "./format.js";
+
+const LIVE = { idle: "kernel idle", busy: "kernel busy", gone: "no kernel", lost: "connection lost", page: "saved page" };
+const WHY = {
+  gone: "No kernel. Selecting, colouring and sliding work on the data already here; run the cell again to reconnect.",
+  lost: "The connection to the kernel is lost; selecting, colouring and sliding go on.",
+  page: "A saved page: selecting, colouring and sliding work; running needs Python.",
+};
+
+export function showStatus(parts, store, status, kernel) {
+  const { state } = status;
+  const working = state === "working";
+  const waiting = state === "busy";
+  const able = kernel === "idle" || kernel === "busy";
+  const runs = Boolean(store?.facts.runs);
+  parts.live.textContent = LIVE[kernel];
+  parts.live.dataset.state = kernel;
+  parts.live.title = WHY[kernel] ?? "";
+  const { run, generate, stop, html } = parts.actions;
+  const focused = parts.say.getRootNode().activeElement;
+  const mine = focused === run || focused === generate || focused === parts.prompt;
+  run.disabled = !able || !runs || working || waiting;
+  generate.disabled = run.disabled || !store?.T;
+  stop.disabled = !able || !(working || waiting);
+  html.disabled = !able;
+  if ((working || waiting) && mine) stop.focus();
+  else if (focused === stop && stop.disabled) (runs ? parts.prompt : parts.tokens).focus();
+  html.hidden = kernel === "page";
+  parts.prompt.disabled = !runs || !able;
+  parts.prompt.placeholder = runs ? "Type a prompt, then press Run" : store?.facts.why_not ?? "";
+  if (!runs && store) parts.prompt.value = "";
+  parts.work.hidden = !(working || waiting) && able;
+  parts.work.classList.toggle("nokernel", !able);
+  parts.body.classList.toggle("dimmed", working);
+  if (!able) parts.worktext.innerHTML = kernel === "page" ? "" : `<b class="bad">✗</b> ${escape(WHY[kernel]).replace("No kernel.", "<b>No kernel.</b>")}`;
+  else if (working) parts.worktext.innerHTML = progress(status);
+  else if (waiting) parts.worktext.textContent = status.text;
+  if (kernel === "page") parts.work.hidden = true;
+  parts.meter.parentElement.hidden = !able || !status.total;
+  parts.meter.style.width = `${status.total ? (100 * status.done) / status.total : 0}%`;
+  if (state === "idle" && status.text) parts.said.textContent = status.text;
+  if (state === "error") showFault(parts, status);
+  else if (working) parts.fault.hidden = true;
+  showEmpty(parts, store);
+}
+
+function progress(status) {
+  const of = status.total ? `, <b>${count(status.done)} of ${count(status.total)}</b> tokens` : "";
+  const left = status.seconds_left > 0 ? `, ${status.seconds_left} s left` : "";
+  return `${escape(status.text)}${of}${left}. <span class="q">Stop ends it within a second. The picture of the previous run stays, dimmed.</span>`;
+}
+
+export function showFault(parts, { text, traceback }) {
+  parts.fault.hidden = false;
+  parts.faulttext.textContent = text;
+  parts.trace.textContent = traceback || "";
+  parts.trace.hidden = true;
+  parts.actions.traceback.hidden = parts.actions.copytrace.hidden = !traceback;
+}
+
+function showEmpty(parts, store) {
+  const nothing = !store || !store.T;
+  parts.body.hidden = parts.say.hidden = nothing;
+  parts.empty.hidden = !nothing;
+  for (const node of [parts.code, parts.actions.copy, parts.actions.recipe, parts.code.previousElementSibling]) node.hidden = nothing;
+  if (!store) parts.empty.firstElementChild.innerHTML = '<span class="q">Waiting for data from Python … If nothing comes, run the cell again.</span>';
+  else if (nothing)
+    parts.empty.firstElementChild.innerHTML = store.facts.runs
+      ? 'Nothing has run yet. Type a prompt and press <b>Run</b>, or open a trace: <code class="code">lab.RoutingExplorer(lab.load_trace("run.safetensors"))</code>'
+      : "This trace holds no tokens.";
+}
+
+export function showHelp(parts, open) {
+  parts.help.hidden = !open;
+  if (open) {
+    parts.help.back = document.activeElement;
+    parts.actions.closehelp.focus();
+  } else parts.help.back?.focus();
+}
