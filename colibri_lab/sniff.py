@@ -12,7 +12,9 @@ _KNOWN = (
         b"version https://git-lfs.github.com/spec/",
         "a Git LFS pointer (the download fetched the pointer, not the file; run git lfs pull)",
     ),
-    (b"<", "a web page or XML text (a failed download)"),
+    (b"<!", "a web page (a failed download)"),
+    (b"<h", "a web page (a failed download)"),
+    (b"<?", "an XML text (a failed download)"),
     (b"GGUF", "a GGUF file (llama.cpp)"),
     (b"PK\x03\x04", "a zip archive (PyTorch .bin or .pt files are such pickles; they are never opened here)"),
     (b"\x80", "a Python pickle (never opened here, since loading one runs code)"),
@@ -38,8 +40,9 @@ def not_safetensors(path: Path) -> str | None:
         return "an empty file"
     if len(head) >= 9 and int.from_bytes(head[:8], "little") <= size - 8 and head[8:9] == b"{":
         return None
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for start, what in _KNOWN:
-        if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(start) or head.startswith(start):
+        if head.startswith(start) or text.startswith(start):
             return what
     if size < 8:
         return f"too short for any header ({size} bytes)"

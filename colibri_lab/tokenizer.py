@@ -155,7 +155,7 @@ class Tokenizer:
             # Added tokens are spelled as they are; a piece is one only if every character stands for a byte.
             return bytes(_BYTES[c] for c in name) if all(c in _BYTES for c in name) else name.encode()
         byte = _BYTE.fullmatch(name) if self._byte_fallback else None
-        if byte is not None:
+        if byte is not None and not (first and name == "<0x20>"):
             return bytes([int(byte[1], 16)])
         if first or self._anchor is None:
             return self._library([token_id]).encode()

@@ -52,6 +52,7 @@ _CAPTURE = {
     "layers.{l}.moe.dispatch.gate": "all", "layers.{l}.moe.dispatch.up": "all", "layers.{l}.moe.dispatch.hidden": "all",
 }  # fmt: skip
 
+_LIMIT = 1 << 20  # far above any model; below what would make a small file ask for gigabytes
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"layers\.(\d+)\.moe\.experts\.(\d+)\.(\w+)")
 _DISPATCH = re.compile(r"layers\.(\d+)\.moe\.dispatch\.(\w+)")
@@ -263,14 +264,12 @@ class Trace(Mapping[str, Array]):
             raise FormatError(f"'{path}' has the shape {array.shape}, but the trace has {tokens} tokens")
 
     def _dispatch_shape(self, layer: int, tap: str) -> tuple[int, ...]:
-        if tap == "offsets":
-            return (len(self.passes), self.num_experts + 1)
         rows = self._arrays.get(f"layers.{layer}.moe.dispatch.tokens")
         if rows is None or f"layers.{layer}.moe.dispatch.offsets" not in self._arrays:
             raise FormatError(
                 f"layer {layer} has expert rows ('dispatch.{tap}') but not both dispatch.tokens and dispatch.offsets"
             )
-        return (rows.shape[0],)
+        return (len(self.passes), self.num_experts + 1) if tap == "offsets" else (rows.shape[0],)
 
 
 def _read_only(array: Array) -> Array:
@@ -303,6 +302,8 @@ def _check_meta(meta: Mapping[str, Any], tokens: int) -> None:
         or (moe and not 0 <= moe[0] <= moe[-1] < layers)
     ):
         raise FormatError(f"meta['moe_layers'] must be ascending layer numbers below {layers}; it is {moe!r:.80}")
+    if not (0 <= layers <= _LIMIT and experts <= _LIMIT):
+        raise FormatError(f"{layers} layers with {experts} experts: more than {_LIMIT} of either is no model")
     if not 1 <= chosen <= experts:
         raise FormatError(f"{chosen} experts chosen of {experts} is impossible")
     position = 0

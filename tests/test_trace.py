@@ -1,0 +1,215 @@
+"""Trace: resolving paths, joining expert rows, and refusing what contradicts itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from colibri_lab.errors import ArgumentError, FormatError, NotCapturedError, TapError
+from colibri_lab.testing import synthetic_trace
+from colibri_lab.trace import Trace, check_values
+
+
+def meta(**changes: Any) -> dict[str, Any]:
+    """A sound meta of 3 tokens in 2 passes, 2 layers (the second with 4 experts, 2 chosen)."""
+    return {
+        "producer": "test",
+        "producer_version": "0",
+        "model_type": "mixtral",
+        "num_hidden_layers": 2,
+        "moe_layers": [1],
+        "num_experts": 4,
+        "top_k": 2,
+        "gate_rule": "softmax",
+        "passes": [[0, 2], [2, 3]],
+        "edits": [],
+    } | changes
+
+
+def make(arrays: dict[str, Any] | None = None, **changes: Any) -> Trace:
+    return Trace(arrays or {}, ids=[7, 8, 9], texts=["a", "b", "c"], meta=meta(**changes))
+
+
+PREFIX = "layers.1.moe.dispatch"
+# Pass 0 sends token 0 to 3, 1 and token 1 to 1, 2; pass 1 sends token 2 to 0, 3.
+PACKED = {
+    f"{PREFIX}.tokens": np.array([0, 1, 1, 0, 2, 2], np.int32),
+    f"{PREFIX}.offsets": np.array([[0, 0, 2, 3, 4], [4, 5, 5, 5, 6]]),
+    f"{PREFIX}.input": np.arange(12, dtype=np.float32).reshape(6, 2),
+}
+
+
+class TestExpertRows:
+    def test_a_path_of_an_expert_is_a_slice_of_the_last_pass(self) -> None:
+        trace = make(PACKED)
+        assert trace["layers.1.moe.experts.3.tokens"].tolist() == [2]
+        assert trace["layers.1.moe.experts.3.input"].tolist() == [[10.0, 11.0]]
+        assert np.shares_memory(trace["layers.1.moe.experts.3.input"], PACKED[f"{PREFIX}.input"])
+
+    def test_an_expert_without_a_token_has_no_rows_but_its_width(self) -> None:
+        assert make(PACKED)["layers.1.moe.experts.1.input"].shape == (0, 2)
+
+    def test_joined_rows_come_in_token_order(self) -> None:
+        rows = make(PACKED).expert_rows(1, 3)
+        assert rows["tokens"].tolist() == [0, 2] and rows["input"].tolist() == [[6.0, 7.0], [10.0, 11.0]]
+        assert set(rows) == {"tokens", "input"}
+
+    def test_every_expert_gets_exactly_the_tokens_that_chose_it(self) -> None:
+        trace = synthetic_trace(3, 9, 3, 50, hidden=2, passes=[20, 1, 29], dense_layers=[1])
+        for layer in trace.moe_layers:
+            ids = trace[f"layers.{layer}.moe.expert_ids"]
+            for expert in range(9):
+                rows = trace.expert_rows(layer, expert)
+                assert rows["tokens"].tolist() == np.flatnonzero((ids == expert).any(axis=1)).tolist()
+                np.testing.assert_array_equal(rows["input"], trace[f"layers.{layer}.moe.input"][rows["tokens"]])
+
+
+class TestPaths:
+    def test_a_wrong_name_gets_the_nearest_right_ones(self) -> None:
+        with pytest.raises(TapError, match=r"'layers\.0\.moe\.gate'; did you mean 'layers\.0\.moe\.gates'"):
+            synthetic_trace(2)["layers.0.moe.gate"]
+
+    @pytest.mark.parametrize(
+        ("path", "words"),
+        [
+            ("layers.0.moe.gates", "layer 0 is dense and has no experts; the nearest layer with experts is 1"),
+            ("layers.9.moe.gates", "there is no layer 9; layers are 0 to 1"),
+            ("layers.9.output", "there is no layer 9; layers are 0 to 1"),
+            ("layers.1.moe.experts.4.input", "there is no expert 4; experts are 0 to 3"),
+            ("layers.0.moe.experts.0.input", "layer 0 is dense"),
+            ("layers.1.moe.experts.0.outputs", "an expert has no tap 'outputs'; it has tokens, input"),
+        ],
+    )
+    def test_a_place_that_does_not_exist_is_named(self, path: str, words: str) -> None:
+        with pytest.raises(TapError, match=words):
+            make(PACKED)[path]
+
+    @pytest.mark.parametrize(
+        ("path", "capture"),
+        [
+            ("layers.1.moe.gates", "routing"),
+            ("layers.1.moe.input", "moe"),
+            ("norm", "all"),
+            ("layers.1.moe.experts.0.output", "moe"),
+            ("layers.1.moe.experts.0.hidden", "all"),
+            ("layers.1.attn.weights", "layers.1.attn.weights"),
+        ],
+    )
+    def test_what_was_not_recorded_says_what_to_ask_for(self, path: str, capture: str) -> None:
+        with pytest.raises(NotCapturedError, match=f"'{path}' was not recorded.*capture=\"{capture}\""):
+            make(PACKED)[path]
+
+    def test_mapping_methods_agree(self) -> None:
+        trace = make(PACKED)
+        assert (
+            "layers.1.moe.experts.3.input" in trace
+            and "norm" not in trace
+            and "nonsense" not in trace
+            and 3 not in trace
+        )
+        assert trace.get("norm") is None and trace.get("nonsense", 1) == 1
+        assert list(trace) == list(PACKED) and len(trace) == 3
+
+    def test_arrays_are_read_only_and_not_copied(self) -> None:
+        source = np.zeros((3, 4), np.float32)
+        trace = make({"layers.1.moe.scores": source})
+        array = trace["layers.1.moe.scores"]
+        assert np.shares_memory(array, source) and not array.flags.writeable and source.flags.writeable
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("arrays", "words"),
+        [
+            ({"layers.1.moe.scores": np.zeros((3, 5))}, r"3 tokens need \(3, 4\)"),
+            ({"layers.1.moe.gates": np.zeros((2, 2))}, "3 tokens need"),
+            ({"norm": np.zeros((4, 8))}, "the trace has 3 tokens"),
+            ({"layers.1.attn.weights": np.zeros((2, 4, 4))}, "the trace has 3 tokens"),
+            ({"layers.0.moe.scores": np.zeros((3, 4))}, "belongs to no MoE layer"),
+            ({"layers.2.output": np.zeros((3, 4))}, "belongs to no layer"),
+            ({f"{PREFIX}.input": np.zeros((6, 2))}, "not both dispatch.tokens and dispatch.offsets"),
+            (PACKED | {f"{PREFIX}.input": np.zeros((5, 2))}, r"expected \(6, …\)"),
+            (PACKED | {f"{PREFIX}.offsets": np.zeros((2, 4))}, r"expected \(2, 5\)"),
+        ],
+    )
+    def test_a_shape_that_contradicts_the_tokens(self, arrays: dict[str, Any], words: str) -> None:
+        with pytest.raises(FormatError, match=words):
+            make(arrays)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"passes": [[0, 3], [3, 3]]},
+            {"passes": [[0, 2]]},
+            {"passes": [[1, 3]]},
+            {"passes": [[0, 2], [1, 3]]},
+            {"passes": [0, 3]},
+            {"moe_layers": [2]},
+            {"moe_layers": [1, 1]},
+            {"moe_layers": ["1"]},
+            {"top_k": 5},
+            {"top_k": 0},
+            {"num_experts": True},
+            {"num_hidden_layers": -1},
+            {"num_hidden_layers": 10**30},
+            {"num_experts": 10**30},
+            {"model_type": None},
+            {"edits": {}},
+        ],
+    )
+    def test_a_meta_that_contradicts_itself(self, changes: dict[str, Any]) -> None:
+        with pytest.raises(FormatError):
+            make(**changes)
+
+    def test_a_missing_meta_entry_is_named(self) -> None:
+        with pytest.raises(ArgumentError, match="'gate_rule'"):
+            Trace(
+                {}, ids=[], texts=[], meta={key: value for key, value in meta(passes=[]).items() if key != "gate_rule"}
+            )
+
+    def test_one_text_per_token_or_none(self) -> None:
+        assert Trace({}, ids=[1, 2, 3], texts=[], meta=meta()).texts == ["", "", ""]
+        with pytest.raises(FormatError, match="3 tokens has 1 texts"):
+            Trace({}, ids=[1, 2, 3], texts=["a"], meta=meta())
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("ids", "words"),
+        [
+            ([[0, 1], [4, 0], [0, 1]], "layer 1, token 1.*outside 0 to 3"),
+            ([[0, 1], [1, -1], [0, 1]], "layer 1, token 1.*outside 0 to 3"),
+            ([[0, 1], [0, 1], [2, 2]], "layer 1, token 2.*named twice"),
+            ([[0.0, 1.0]] * 3, "not integers"),
+        ],
+    )
+    def test_expert_ids_lie_in_range_and_differ(self, ids: list[list[Any]], words: str) -> None:
+        with pytest.raises(FormatError, match=words):
+            check_values(make({"layers.1.moe.expert_ids": np.array(ids)}))
+
+    @pytest.mark.parametrize(
+        "offsets",
+        [
+            [[0, 0, 3, 2, 4], [4, 5, 5, 5, 6]],
+            [[1, 1, 2, 3, 4], [4, 5, 5, 5, 6]],
+            [[0, 0, 2, 3, 4], [3, 5, 5, 5, 6]],
+            [[0, 0, 2, 3, 4], [4, 5, 5, 5, 7]],
+            [[0, 0, 2, 3, 5], [5, 5, 5, 5, 6]],
+        ],
+    )
+    def test_offsets_rise_without_a_gap_and_stay_in_their_pass(self, offsets: list[list[int]]) -> None:
+        check_values(make(PACKED))
+        with pytest.raises(FormatError, match="dispatch"):
+            check_values(make(PACKED | {f"{PREFIX}.offsets": np.array(offsets)}))
+
+
+def test_an_empty_trace_is_a_trace() -> None:
+    """No tokens, or no layer with experts: everything answers, nothing crashes."""
+    trace = Trace({}, ids=[], texts=[], meta=meta(passes=[], moe_layers=[]))
+    check_values(trace)
+    assert len(trace) == 0 and trace.passes == [] and "0 tokens" in repr(trace)
+    empty = synthetic_trace(2, 4, 2, 0, hidden=3)
+    check_values(empty)
+    assert empty["layers.0.moe.experts.1.input"].shape == (0, 3)

@@ -1,0 +1,286 @@
+"""Trace files: what is saved comes back, any reader opens them, and no hostile file gets through."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from colibri_lab.errors import ArgumentError, FileError, FormatError, UnsupportedError
+from colibri_lab.testing import canonical, synthetic_trace
+from colibri_lab.trace import Trace
+from colibri_lab.trace_file import load_trace, quiet, save_trace
+
+
+@pytest.fixture
+def trace() -> Trace:
+    return synthetic_trace(3, 8, 2, 40, hidden=4, passes=[30, 10], dense_layers=[0], nonfinite=True)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Edits the JSON header of a file and leaves its data alone."""
+    raw = path.read_bytes()
+    size = struct.unpack_from("<Q", raw)[0]
+    header = json.loads(raw[8 : 8 + size])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
+
+
+class TestRoundTrip:
+    def test_everything_comes_back(self, trace: Trace, tmp_path: Path) -> None:
+        trace.save(tmp_path / "run.safetensors")
+        back = load_trace(tmp_path / "run.safetensors")
+        assert (back.ids, back.texts, back.meta) == (trace.ids, trace.texts, trace.meta)
+        assert set(back) == set(trace)
+        for path in trace:
+            assert back[path].dtype == trace[path].dtype and back[path].shape == trace[path].shape
+            assert canonical(back[path]) == canonical(trace[path]), path
+
+    def test_arrays_are_mapped_aligned_and_read_only(self, trace: Trace, tmp_path: Path) -> None:
+        trace.save(tmp_path / "run.safetensors")
+        for array in load_trace(tmp_path / "run.safetensors").values():
+            assert array.flags.aligned and not array.flags.writeable and not array.flags.owndata
+            with pytest.raises(ValueError):
+                array.setflags(write=True)
+
+    def test_saving_twice_gives_the_same_bytes_also_of_the_loaded_one(self, trace: Trace, tmp_path: Path) -> None:
+        a, b = tmp_path / "a", tmp_path / "b"
+        trace.save(a)
+        load_trace(a).save(b)
+        assert a.read_bytes() == b.read_bytes()
+        load_trace(a).save(a)  # onto the file that is mapped
+        assert a.read_bytes() == b.read_bytes()
+
+    def test_the_safetensors_library_reads_it(self, trace: Trace, tmp_path: Path) -> None:
+        trace.save(tmp_path / "run.safetensors")
+        with safe_open(tmp_path / "run.safetensors", framework="numpy") as file:
+            assert set(file.keys()) == {*trace, "tokens.ids", "tokens.text", "tokens.text_offsets"}
+            np.testing.assert_array_equal(file.get_tensor("layers.1.moe.gates"), trace["layers.1.moe.gates"])
+            metadata = file.metadata()
+            text, offsets = file.get_tensor("tokens.text").tobytes(), file.get_tensor("tokens.text_offsets")
+        assert all(isinstance(value, str) for value in metadata.values())
+        assert metadata["format"] == "colibri-trace" and json.loads(metadata["passes"]) == [[0, 30], [30, 40]]
+        assert [text[a:b].decode() for a, b in itertools.pairwise(offsets)] == trace.texts
+
+    def test_G1_every_nan_is_the_quiet_one_and_infinities_stay(self, tmp_path: Path) -> None:
+        """Sign and payload of a NaN are no part of the answer. The array in memory is untouched."""
+        bits = np.array(
+            [0x7F800001, 0xFFC00000, 0x7FFFFFFF, 0x7F800000, 0xFF800000, 0x80000000, 1, 0x3F800000], np.uint32
+        )
+        base = synthetic_trace(1, 2, 1, 2)
+        trace = Trace(
+            {**base, "norm": bits.view(np.float32).reshape(2, 4)}, ids=base.ids, texts=base.texts, meta=base.meta
+        )
+        trace.save(tmp_path / "t")
+        assert (
+            load_trace(tmp_path / "t")["norm"].view(np.uint32).ravel().tolist() == [0x7FC00000] * 3 + bits[3:].tolist()
+        )
+        assert bits[0] == 0x7F800001
+
+    @pytest.mark.parametrize(
+        ("dtype", "nan"), [(np.float16, 0x7E00), (ml_dtypes.bfloat16, 0x7FC0), (np.float64, 0x7FF8000000000000)]
+    )
+    def test_other_widths_have_their_quiet_nan_too(self, dtype: Any, nan: int) -> None:
+        array = np.array([1, np.nan, -np.nan, np.inf]).astype(dtype)
+        unsigned = f"u{array.dtype.itemsize}"
+        assert quiet(array).view(unsigned)[1:3].tolist() == [nan, nan]
+        assert quiet(array[:1]) is not None and quiet(array)[3] == np.inf
+
+    def test_texts_of_any_kind(self, tmp_path: Path) -> None:
+        texts = ["", "\n", "你好", "🙂", "\0", "a\ud800"]
+        base = synthetic_trace(1, 2, 1, 6)
+        Trace({**base}, ids=base.ids, texts=texts, meta=base.meta).save(tmp_path / "t")
+        assert load_trace(tmp_path / "t").texts == [*texts[:5], "a\\ud800"]
+
+    def test_a_view_that_is_not_contiguous_and_a_big_endian_array(self, tmp_path: Path) -> None:
+        base = synthetic_trace(1, 2, 1, 4)
+        odd, big = np.arange(48.0).reshape(4, 12)[:, ::3], np.arange(4, dtype=">i4")
+        trace = Trace({**base, "norm": odd, "mine": big}, ids=base.ids, texts=base.texts, meta=base.meta)
+        trace.save(tmp_path / "t")
+        back = load_trace(tmp_path / "t")
+        np.testing.assert_array_equal(back["norm"], odd)
+        np.testing.assert_array_equal(back["mine"], big)
+
+    def test_an_empty_trace(self, tmp_path: Path) -> None:
+        synthetic_trace(2, 4, 2, 0, hidden=3).save(tmp_path / "t")
+        back = load_trace(tmp_path / "t")
+        assert back.ids == [] and back["layers.0.moe.experts.0.output"].shape == (0, 3)
+
+    def test_unused_tails_of_a_recording_are_skipped(self, tmp_path: Path) -> None:
+        base = synthetic_trace(1, 2, 1, 4)
+        tail = {"__unused__.0": np.zeros(9, np.uint8)}
+        Trace({**base, **tail}, ids=base.ids, texts=base.texts, meta=base.meta).save(tmp_path / "t")
+        assert set(load_trace(tmp_path / "t")) == set(base)
+
+
+class TestWriting:
+    def test_a_failed_write_leaves_the_old_file_and_no_litter(self, trace: Trace, tmp_path: Path) -> None:
+        target = tmp_path / "run.safetensors"
+        trace.save(target)
+        before = target.read_bytes()
+        wrong = Trace({**trace, "mine": np.zeros(2, np.complex64)}, ids=trace.ids, texts=trace.texts, meta=trace.meta)
+        with pytest.raises(UnsupportedError, match="'mine' is complex64"):
+            wrong.save(target)
+        with pytest.raises(ArgumentError, match=r"meta\['edits'\]"):
+            save_trace(Trace({}, ids=trace.ids, texts=[], meta=trace.meta | {"edits": [object()]}), target)
+        assert target.read_bytes() == before and list(tmp_path.iterdir()) == [target]
+
+    def test_a_folder_that_is_not_there_is_named(self, trace: Trace, tmp_path: Path) -> None:
+        with pytest.raises(FileError, match="nowhere"):
+            trace.save(tmp_path / "nowhere" / "run.safetensors")
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"", "an empty file"),
+            (b"1234567", "too short"),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "a Git LFS pointer"),
+            (b"<!DOCTYPE html><html></html>", "a web page"),
+            (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.", "a Python pickle"),
+            (b"PK\x03\x04" + bytes(60), "a zip archive"),
+            (b"GGUF" + bytes(60), "a GGUF file"),
+            (b'{"a": 1, "b": 2}', "a JSON text"),
+            (struct.pack("<Q", 2**63) + b"{}", "cut short"),
+            (struct.pack("<Q", 2) + b"[]", "no JSON header"),
+            (struct.pack("<Q", 60) + b"{}", "cut short"),
+        ],
+    )
+    def test_what_is_no_trace_is_called_what_it_is(self, content: bytes, words: str, tmp_path: Path) -> None:
+        (tmp_path / "t").write_bytes(content)
+        with pytest.raises(FormatError, match=words):
+            load_trace(tmp_path / "t")
+
+    def test_a_folder_a_missing_file_and_model_weights(self, tmp_path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        with pytest.raises(FormatError, match="a folder, not a trace"):
+            load_trace(tmp_path)
+        with pytest.raises(FileError, match="nothing"):
+            load_trace(tmp_path / "nothing")
+        save_file({"model.norm.weight": np.zeros(4, np.float32)}, tmp_path / "w", metadata={"format": "pt"})
+        with pytest.raises(
+            FormatError, match=r"no trace \(it holds 'model.norm.weight'\); model weights are opened with lab.open"
+        ):
+            load_trace(tmp_path / "w")
+
+    @pytest.mark.parametrize(
+        ("name", "value", "words"),
+        [
+            ("format_version", "2", "format version '2'"),
+            ("passes", "[[0, 39]]", "end at token 39"),
+            ("passes", "[", "'passes' is not JSON"),
+            ("passes", "[" * 100_000, "'passes' is not JSON"),
+            ("passes", "null", "NoneType"),
+            ("num_experts", "7", r"expected \(2, 8\)"),
+            ("num_experts", "1" * 9000, "num_experts"),
+            ("top_k", "3", "tokens need"),
+            ("moe_layers", "[0, 1]", "no MoE layer"),
+            ("num_hidden_layers", "2", "ascending layer numbers below 2"),
+            ("edits", None, "'edits'"),
+            ("moe_layers", '"12"', "moe_layers"),
+        ],
+    )
+    def test_metadata_that_lies(self, trace: Trace, name: str, value: str | None, words: str, tmp_path: Path) -> None:
+        def change(header: dict[str, Any]) -> None:
+            header["__metadata__"][name] = value
+            if value is None:
+                del header["__metadata__"][name]
+
+        path = tmp_path / "t"
+        trace.save(path)
+        rewrite(path, change)
+        with pytest.raises(FormatError, match=words) as caught:
+            load_trace(path)
+        assert str(path) in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("name", "shape"),
+        [
+            ("layers.1.moe.scores", [8, 40]),
+            ("tokens.ids", [4, 10]),
+            ("tokens.text_offsets", [1, 41]),
+            ("layers.1.moe.dispatch.offsets", [9, 2]),
+            ("layers.1.moe.dispatch.input", [320]),
+        ],
+    )
+    def test_shapes_that_lie(self, trace: Trace, name: str, shape: list[int], tmp_path: Path) -> None:
+        path = tmp_path / "t"
+        trace.save(path)
+        rewrite(path, lambda header: header[name].update(shape=shape))
+        with pytest.raises(FormatError):
+            load_trace(path)
+
+    @pytest.mark.parametrize(
+        "name", ["tokens.ids", "tokens.text", "tokens.text_offsets", "layers.1.moe.dispatch.tokens"]
+    )
+    def test_a_missing_tensor_is_named(self, trace: Trace, name: str, tmp_path: Path) -> None:
+        path = tmp_path / "t"
+        trace.save(path)
+        rewrite(path, lambda header: header.update({"other": header.pop(name)}))
+        with pytest.raises(FormatError, match=name.rpartition(".")[2]):
+            load_trace(path)
+
+    @pytest.mark.parametrize(
+        ("name", "place", "value", "words"),
+        [
+            ("layers.2.moe.expert_ids", 0, 8, "layer 2, token 0"),
+            ("layers.2.moe.expert_ids", 3, -1, "layer 2, token 1"),
+            ("layers.1.moe.dispatch.offsets", 4, 60, "must rise"),
+            ("layers.1.moe.dispatch.tokens", 0, 35, "outside their pass"),
+            ("tokens.text_offsets", 3, 10**9, "must be 41 int64 rising"),
+            ("tokens.ids", 3, -4, "none negative"),
+        ],
+    )
+    def test_numbers_that_lie(
+        self, trace: Trace, name: str, place: int, value: int, words: str, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "t"
+        trace.save(path)
+        raw = bytearray(path.read_bytes())
+        size = struct.unpack_from("<Q", raw)[0]
+        entry = json.loads(raw[8 : 8 + size])[name]
+        code = {"I32": "<i4", "I64": "<i8"}[entry["dtype"]]
+        start, stop = (8 + size + offset for offset in entry["data_offsets"])
+        data = np.frombuffer(raw[start:stop], code).copy()
+        data[place] = value
+        raw[start:stop] = data.tobytes()
+        path.write_bytes(raw)
+        with pytest.raises(FormatError, match=words):
+            load_trace(path)
+
+    def test_text_that_is_cut_inside_a_character(self, tmp_path: Path) -> None:
+        base = synthetic_trace(1, 2, 1, 2)
+        Trace({**base}, ids=base.ids, texts=["é", "x"], meta=base.meta).save(tmp_path / "t")
+        raw = bytearray((tmp_path / "t").read_bytes())
+        offset = raw.index("éx".encode())
+        raw[offset : offset + 3] = b"x\xc3\xa9"
+        (tmp_path / "t").write_bytes(raw)
+        with pytest.raises(FormatError, match="UTF-8"):
+            load_trace(tmp_path / "t")
+
+    def test_any_single_damaged_header_byte_is_refused_or_harmless(self, tmp_path: Path) -> None:
+        """Never another exception than ours, whatever byte of a small file's header is flipped."""
+        path = tmp_path / "t"
+        synthetic_trace(1, 3, 2, 3, hidden=2).save(path)
+        raw = path.read_bytes()
+        rng = np.random.default_rng(0)
+        for place in rng.choice(8 + struct.unpack_from("<Q", raw)[0], 300, replace=False).tolist():
+            damaged = bytearray(raw)
+            damaged[place] ^= 1 << int(rng.integers(8))
+            path.write_bytes(damaged)
+            try:
+                trace = load_trace(path)
+            except FormatError:
+                continue
+            assert len(trace.ids) == 3
