@@ -72,7 +72,10 @@ def _info(options: argparse.Namespace) -> int:
     import colibri_lab as lab
 
     print(f"colibri-lab {lab.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    print(lab.open(options.model).info)
+    model = lab.open(options.model)
+    for name, value in model.info.items():
+        print(f"{name:<39}{value}")
+    print(model.config)
     return 0
 
 

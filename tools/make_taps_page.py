@@ -11,9 +11,9 @@ HEAD = """# Taps
 
 *Written by `tools/make_taps_page.py` from the table in the engine; do not edit.*
 
-A tap is a named intermediate of a session: `session.tape["layers.0.moe.gates"]`. T tokens of the session, H hidden size, V vocabulary, E experts, k chosen experts, I expert width, N = T·k rows sent to experts, n rows sent to one expert in one pass. `{l}` is a layer, `{e}` an expert; `*` stands for any part in a `capture` list and in patterns.
+A tap is a named intermediate of a session: `session.tape["layers.0.moe.gates"]`. T tokens of the session, H hidden size, V vocabulary, E experts, k chosen experts, I expert width, S keys a query could see, N = T·k rows sent to experts, n_e rows sent to one expert in one pass. `{l}` is a layer, `{e}` an expert; `*` stands for any part in a `capture` list and in patterns.
 
-*Kept at* is the lowest `capture` that keeps the tap; *named* means only when a pattern in the list names it. A tap of an expert shows the last pass; `session.passes[i].tape[path]` shows pass i, and `tape.expert_rows(layer, expert)` joins all passes.
+*Kept at* is the lowest `capture` that keeps the tap: *none* means always, *named* only when a pattern in the list names it. A tap of an expert shows the last pass; `session.passes[i].tape[path]` shows pass i, and `tape.expert_rows(layer, expert)` joins all passes.
 """  # noqa: E501
 
 SECTIONS = {
