@@ -7,7 +7,8 @@ static colibri_status check_floating(const colibri_array *a, colibri_message *me
     if (a->n_dims < 0 || a->n_dims > COLIBRI_MAX_DIMS)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "an array has 0 to %d dimensions, not %d", COLIBRI_MAX_DIMS, a->n_dims);
     if (a->dtype != COLIBRI_F32 && a->dtype != COLIBRI_F16 && a->dtype != COLIBRI_BF16)
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "the array holds integers; only float32, float16 and bfloat16 have values to widen or count");
+        return fail(message, COLIBRI_ERROR_ARGUMENT,
+                    "the array holds integers; only float32, float16 and bfloat16 have values to widen or count");
     return COLIBRI_OK;
 }
 

@@ -4,7 +4,7 @@
 #include "../utils/mapguard.h"
 #include "handles.h"
 
-/* ---- the session ------------------------------------------------------------------------------------------------------------- */
+/* ---- the session ----------------------------------------------------------------------------------------------------------- */
 
 colibri_status colibri_session_create(colibri_model *model, const colibri_session_options *options, colibri_session **session,
                                       colibri_message *message)
@@ -35,8 +35,8 @@ void colibri_session_release(colibri_session *session)
     free(session);
 }
 
-colibri_status colibri_session_feed(colibri_session *session, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
-                                    colibri_message *message)
+colibri_status colibri_session_feed(colibri_session *session, const int32_t *ids, int64_t n, colibri_progress progress,
+                                    void *user, colibri_message *message)
 {
     mapguard_enter();
     colibri_status status = session_feed(session->inner, ids, n, progress, user, message);
@@ -83,7 +83,7 @@ colibri_session_memory colibri_session_memory_use(const colibri_session *session
     return session_memory(session->inner);
 }
 
-/* ---- leases ------------------------------------------------------------------------------------------------------------------ */
+/* ---- leases ---------------------------------------------------------------------------------------------------------------- */
 
 colibri_status lease_create(colibri_model *model, block *held, colibri_lease **out, colibri_message *message)
 {
@@ -120,7 +120,7 @@ void colibri_lease_range(const colibri_lease *lease, const void **data, int64_t 
     *n_bytes = lease->held != NULL ? block_bytes(lease->held) : 0;
 }
 
-/* ---- taps -------------------------------------------------------------------------------------------------------------------- */
+/* ---- taps ------------------------------------------------------------------------------------------------------------------ */
 
 const colibri_tap_kind *colibri_tap_kinds(size_t *count)
 {
@@ -139,10 +139,12 @@ colibri_status colibri_session_tap(colibri_session *session, size_t kind, int64_
 
 bool colibri_session_captures(const colibri_session *session, size_t kind, int64_t layer)
 {
-    return tap_check(&session->inner->model->config, kind, layer, 0, NULL) == COLIBRI_OK && session_keeps(session->inner, (tap)kind, layer);
+    return tap_check(&session->inner->model->config, kind, layer, 0, NULL) == COLIBRI_OK &&
+           session_keeps(session->inner, (tap)kind, layer);
 }
 
-colibri_status colibri_session_logits(colibri_session *session, colibri_array *array, colibri_lease **lease, colibri_message *message)
+colibri_status colibri_session_logits(colibri_session *session, colibri_array *array, colibri_lease **lease,
+                                      colibri_message *message)
 {
     block *held;
     TRY(session_logits(session->inner, array, &held, message));

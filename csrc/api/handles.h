@@ -1,4 +1,5 @@
-/* handles.h: what the opaque types of colibri.h are. A model lives while anyone holds a reference: the opener, sessions, leases. */
+/* handles.h: what the opaque types of colibri.h are. A model lives while anyone holds a reference: the opener, sessions, leases.
+ */
 #ifndef COLIBRI_API_HANDLES_H
 #define COLIBRI_API_HANDLES_H
 

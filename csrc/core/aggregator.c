@@ -22,8 +22,8 @@ static void routed_work(void *argument, int64_t first, int64_t last, int thread)
     }
 }
 
-void aggregate_routed(machine *m, float *routed, const float *packed, const float *gates, const int64_t *places, int64_t n, int64_t k,
-                      int64_t width)
+void aggregate_routed(machine *m, float *routed, const float *packed, const float *gates, const int64_t *places, int64_t n,
+                      int64_t k, int64_t width)
 {
     routed_job job = {m, routed, packed, gates, places, k, width};
     machine_run(m, routed_work, &job, n, n * k * width);
@@ -47,7 +47,8 @@ static void shared_work(void *argument, int64_t first, int64_t last, int thread)
     }
 }
 
-void aggregate_shared(machine *m, float *out, const float *routed, const float *shared, const float *gate, int64_t n, int64_t width)
+void aggregate_shared(machine *m, float *out, const float *routed, const float *shared, const float *gate, int64_t n,
+                      int64_t width)
 {
     shared_job job = {m, out, routed, shared, gate, width};
     machine_run(m, shared_work, &job, n, n * width);

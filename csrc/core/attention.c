@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-/* ---- rotary table ------------------------------------------------------------------------------------------------------------ */
+/* ---- rotary table ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct rotary_job {
     const float *inv_freq;
@@ -25,7 +25,7 @@ void rotary_rows(machine *m, const config *c, const float *inv_freq, int64_t sta
     machine_run(m, rotary_work, &job, n, n * c->head_dim * 32); /* a sine and a cosine: some 64 operations */
 }
 
-/* ---- queries and keys: normalise, clip, rotate ------------------------------------------------------------------------------- */
+/* ---- queries and keys: normalise, clip, rotate ----------------------------------------------------------------------------- */
 
 typedef struct attend_job {
     machine *machine;
@@ -73,7 +73,7 @@ static void prepare_work(void *argument, int64_t first, int64_t last, int thread
     }
 }
 
-/* ---- the weighted sum over visible keys -------------------------------------------------------------------------------------- */
+/* ---- the weighted sum over visible keys ------------------------------------------------------------------------------------ */
 
 /* The keys that a position sees: first .. position. */
 static int64_t first_visible_key(int64_t position, int64_t window)
@@ -81,7 +81,7 @@ static int64_t first_visible_key(int64_t position, int64_t window)
     return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
-/* Item i is query head i / n of token i % n: a thread gets whole heads, whose cost is alike, and walks one head's keys many times. */
+/* Item i is query head i / n of token i % n: a thread gets whole heads, whose cost is alike. */
 static void sum_work(void *argument, int64_t first, int64_t last, int thread)
 {
     attend_job *j = argument;
@@ -103,7 +103,8 @@ static void sum_work(void *argument, int64_t first, int64_t last, int thread)
     }
 }
 
-void attend(machine *m, const config *c, const layer_weights *w, int64_t window, int64_t start, int64_t n, const attention_rows *rows)
+void attend(machine *m, const config *c, const layer_weights *w, int64_t window, int64_t start, int64_t n,
+            const attention_rows *rows)
 {
     attend_job job = {m, c, w, window, start, n, (float)(1 / sqrt((double)c->head_dim)), rows};
     int64_t width = c->num_attention_heads * c->head_dim;

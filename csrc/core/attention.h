@@ -18,7 +18,8 @@ typedef struct attention_rows {
 } attention_rows;
 
 /* The tokens start .. start + n - 1 attend to themselves and to what came before, at most `window` keys each (0: all). */
-void attend(machine *m, const config *c, const layer_weights *w, int64_t window, int64_t start, int64_t n, const attention_rows *rows);
+void attend(machine *m, const config *c, const layer_weights *w, int64_t window, int64_t start, int64_t n,
+            const attention_rows *rows);
 
 /* cos and sin [n, head_dim / 2] of the positions start .. start + n - 1. */
 void rotary_rows(machine *m, const config *c, const float *inv_freq, int64_t start, int64_t n, float *cos, float *sin);

@@ -106,9 +106,10 @@ static colibri_status fail_no_match(const config *c, const char *pattern, colibr
                 }
             }
         }
-    return fail(message, COLIBRI_ERROR_ARGUMENT,
-                "capture \"%s\" names no tap of this model; the nearest is \"%s\" (or use \"none\", \"routing\", \"moe\", \"all\")", pattern,
-                nearest);
+    return fail(
+        message, COLIBRI_ERROR_ARGUMENT,
+        "capture \"%s\" names no tap of this model; the nearest is \"%s\" (or use \"none\", \"routing\", \"moe\", \"all\")",
+        pattern, nearest);
 }
 
 static colibri_status add_pattern(const config *c, const char *pattern, bool *kept, colibri_message *message)
@@ -131,7 +132,8 @@ static colibri_status add_pattern(const config *c, const char *pattern, bool *ke
     return any ? COLIBRI_OK : fail_no_match(c, pattern, message);
 }
 
-colibri_status capture_resolve(const config *c, const char *const *patterns, size_t n_patterns, bool *kept, colibri_message *message)
+colibri_status capture_resolve(const config *c, const char *const *patterns, size_t n_patterns, bool *kept,
+                               colibri_message *message)
 {
     TRY(add_pattern(c, "none", kept, message)); /* what every capture keeps: the KV cache */
     for (size_t i = 0; i < n_patterns; i++) {

@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-void dispatch_plan(const dispatch *d, const int32_t *ids, int64_t n, int64_t k, int64_t n_experts, int64_t first_token, int64_t first_row)
+void dispatch_plan(const dispatch *d, const int32_t *ids, int64_t n, int64_t k, int64_t n_experts, int64_t first_token,
+                   int64_t first_row)
 {
     /* A counting sort. offsets[e + 1] counts expert e, then becomes the first row of expert e as next to be filled; once all rows
      * are placed it has advanced to the first row of expert e + 1, which is what it must say. */
@@ -41,7 +42,8 @@ static void gather_work(void *argument, int64_t first, int64_t last, int thread)
         memcpy(j->packed + r * j->width, j->x + (j->tokens[r] - j->first_token) * j->width, (size_t)j->width * sizeof(float));
 }
 
-void dispatch_gather(machine *m, float *packed, const float *x, const int32_t *tokens, int64_t first_token, int64_t n_rows, int64_t width)
+void dispatch_gather(machine *m, float *packed, const float *x, const int32_t *tokens, int64_t first_token, int64_t n_rows,
+                     int64_t width)
 {
     gather_job job = {packed, x, tokens, first_token, width};
     machine_run(m, gather_work, &job, n_rows, n_rows * width);

@@ -4,7 +4,7 @@
 
 #include "machine.h"
 
-/* The rows of one pass, packed expert by expert, tokens ascending within an expert. Counts are of packed rows: n tokens give n * k. */
+/* The packed rows of one pass, n * k for n tokens: expert by expert, tokens ascending within an expert. */
 typedef struct dispatch {
     int32_t *tokens;  /* [n * k] session row of each packed row */
     int64_t *offsets; /* [E + 1] first packed row of each expert, counted from the first row of the session */
@@ -12,9 +12,11 @@ typedef struct dispatch {
 } dispatch;
 
 /* ids [n, k] of the tokens first_token .. first_token + n - 1; their packed rows begin at first_row of the session. */
-void dispatch_plan(const dispatch *d, const int32_t *ids, int64_t n, int64_t k, int64_t n_experts, int64_t first_token, int64_t first_row);
+void dispatch_plan(const dispatch *d, const int32_t *ids, int64_t n, int64_t k, int64_t n_experts, int64_t first_token,
+                   int64_t first_row);
 
 /* packed[r] = x[tokens[r] - first_token] for the n_rows packed rows; both of `width` floats. */
-void dispatch_gather(machine *m, float *packed, const float *x, const int32_t *tokens, int64_t first_token, int64_t n_rows, int64_t width);
+void dispatch_gather(machine *m, float *packed, const float *x, const int32_t *tokens, int64_t first_token, int64_t n_rows,
+                     int64_t width);
 
 #endif

@@ -21,9 +21,9 @@ static span span_of(const ffn_job *j, int64_t e)
     return (span){start - j->first, stop > start ? stop - start : 0};
 }
 
-/* The job is cut into (row, output) cells, network by network, and a thread has the cells first <= i < last. Of a network that owns the
- * cells base .. base + count * n_outputs it takes the outputs that begin inside its range, each for all rows of the network:
- * so the threads finish together however the tokens fell, and every weight row is read by one thread. */
+/* The job is cut into (row, output) cells, network by network, and a thread has the cells first <= i < last. Of a network that
+ * owns the cells base .. base + count * n_outputs it takes the outputs that begin inside its range, each for all rows of the
+ * network: so the threads finish together however the tokens fell, and every weight row is read by one thread. */
 static int64_t output_from(int64_t cell, int64_t base, int64_t count, int64_t n_outputs)
 {
     if (cell <= base)
@@ -49,7 +49,8 @@ static void hidden_work(void *argument, int64_t first, int64_t last, int thread)
         if (from == to)
             continue;
         const float *x = j->rows->input + s.start * w->gate.cols;
-        float *gate = j->rows->gate + s.start * width, *up = j->rows->up + s.start * width, *hidden = j->rows->hidden + s.start * width;
+        float *gate = j->rows->gate + s.start * width, *up = j->rows->up + s.start * width,
+              *hidden = j->rows->hidden + s.start * width;
         if (!machine_matmul(j->machine, thread, gate, width, x, s.count, &w->gate, &no_bias, from, to) ||
             !machine_matmul(j->machine, thread, up, width, x, s.count, &w->up, &no_bias, from, to))
             return;

@@ -14,7 +14,8 @@ typedef struct ffn_rows {
     float *output;
 } ffn_rows;
 
-/* Rows first <= r < last, of which network e has those with offsets[e] <= r < offsets[e + 1]; every pointer of `rows` is at row `first`. */
+/* Rows first <= r < last, of which network e has those with offsets[e] <= r < offsets[e + 1]. The pointers of `rows` stand at
+ * row `first`. */
 void ffn_run(machine *m, const ffn_weights *networks, int64_t n_networks, const int64_t *offsets, int64_t first, int64_t last,
              const ffn_rows *rows);
 

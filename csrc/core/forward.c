@@ -37,7 +37,7 @@ static const float *layer_input(const session *s, int64_t layer)
     return layer == 0 ? rows(s, TAP_EMBED, 0) : rows(s, TAP_OUTPUT, layer - 1);
 }
 
-/* ---- embed ------------------------------------------------------------------------------------------------------------------- */
+/* ---- embed ----------------------------------------------------------------------------------------------------------------- */
 
 static bool embed(session *s, const int32_t *ids)
 {
@@ -52,7 +52,7 @@ static bool embed(session *s, const int32_t *ids)
     return !machine_stopped(&s->machine);
 }
 
-/* ---- attention --------------------------------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------------------------------------- */
 
 static bool attention(session *s, int64_t l)
 {
@@ -60,11 +60,21 @@ static bool attention(session *s, int64_t l)
     const layer_weights *w = &s->model->weights.layers[l];
     int64_t kv_width = c->num_key_value_heads * c->head_dim, n = s->tile_tokens;
     const float *x = layer_input(s, l);
-    float *norm = rows(s, TAP_ATTN_NORM, l), *out = rows(s, TAP_ATTN_OUT, l), *k = rows(s, TAP_ATTN_K, l), *v = rows(s, TAP_ATTN_V, l);
+    float *norm = rows(s, TAP_ATTN_NORM, l), *out = rows(s, TAP_ATTN_OUT, l), *k = rows(s, TAP_ATTN_K, l),
+          *v = rows(s, TAP_ATTN_V, l);
     attention_rows r = {
-        .norm = norm, .q = rows(s, TAP_ATTN_Q, l), .k = k, .v = v, .all_k = k - s->tile_first * kv_width, .all_v = v - s->tile_first * kv_width,
-        .context = scratch(s, s->layout.context), .out = out, .cos = scratch(s, s->layout.cos), .sin = scratch(s, s->layout.sin),
-        .weights = scratch(s, s->layout.weights), .weights_thread = s->layout.max_tokens,
+        .norm = norm,
+        .q = rows(s, TAP_ATTN_Q, l),
+        .k = k,
+        .v = v,
+        .all_k = k - s->tile_first * kv_width,
+        .all_v = v - s->tile_first * kv_width,
+        .context = scratch(s, s->layout.context),
+        .out = out,
+        .cos = scratch(s, s->layout.cos),
+        .sin = scratch(s, s->layout.sin),
+        .weights = scratch(s, s->layout.weights),
+        .weights_thread = s->layout.max_tokens,
     };
     if (session_keeps(s, TAP_ATTN_WEIGHTS, l)) {
         r.weights = rows(s, TAP_ATTN_WEIGHTS, l);
@@ -78,13 +88,16 @@ static bool attention(session *s, int64_t l)
     return !machine_stopped(&s->machine);
 }
 
-/* ---- mixture of experts ------------------------------------------------------------------------------------------------------ */
+/* ---- mixture of experts ---------------------------------------------------------------------------------------------------- */
 
 static bool router_stage(session *s, int64_t l)
 {
     const config *c = &s->model->config;
     const layer_weights *w = &s->model->weights.layers[l];
-    router r = {.n_experts = c->num_experts, .top_k = c->top_k, .gates = s->gates, .scratch = scratch(s, s->layout.router),
+    router r = {.n_experts = c->num_experts,
+                .top_k = c->top_k,
+                .gates = s->gates,
+                .scratch = scratch(s, s->layout.router),
                 .select_by_logits = c->gate_rule == COLIBRI_GATES_SOFTMAX_OF_CHOSEN || c->gate_rule == COLIBRI_GATES_RAW_LOGITS};
     float *input = rows(s, TAP_MOE_INPUT, l);
 
@@ -103,9 +116,11 @@ static int64_t first_packed_row(const session *s)
 static bool dispatcher(session *s, int64_t l)
 {
     const config *c = &s->model->config;
-    dispatch d = {session_rows(s, TAP_DISPATCH_TOKENS, l), session_rows(s, TAP_DISPATCH_OFFSETS, l), scratch(s, s->layout.places)};
+    dispatch d = {session_rows(s, TAP_DISPATCH_TOKENS, l), session_rows(s, TAP_DISPATCH_OFFSETS, l),
+                  scratch(s, s->layout.places)};
 
-    dispatch_plan(&d, session_rows(s, TAP_EXPERT_IDS, l), s->tile_tokens, c->top_k, c->num_experts, s->tile_first, first_packed_row(s));
+    dispatch_plan(&d, session_rows(s, TAP_EXPERT_IDS, l), s->tile_tokens, c->top_k, c->num_experts, s->tile_first,
+                  first_packed_row(s));
     dispatch_gather(&s->machine, rows(s, TAP_DISPATCH_INPUT, l), rows(s, TAP_MOE_INPUT, l), d.tokens, s->tile_first,
                     s->tile_tokens * c->top_k, c->hidden_size);
     return !machine_stopped(&s->machine);
@@ -143,7 +158,8 @@ static void dense(session *s, const ffn_weights *w, const float *input, float *o
 {
     int64_t H = s->model->config.hidden_size, offsets[2] = {0, s->tile_tokens};
     for (int64_t row = 0; row < s->tile_tokens; row += FFN_ROWS) {
-        ffn_rows r = {input + row * H, scratch(s, s->layout.gate), scratch(s, s->layout.up), scratch(s, s->layout.hidden), output + row * H};
+        ffn_rows r = {input + row * H, scratch(s, s->layout.gate), scratch(s, s->layout.up), scratch(s, s->layout.hidden),
+                      output + row * H};
         int64_t stop = row + FFN_ROWS < s->tile_tokens ? row + FFN_ROWS : s->tile_tokens;
         ffn_run(&s->machine, w, 1, offsets, row, stop, &r);
     }
@@ -172,11 +188,11 @@ static bool aggregator(session *s, int64_t l)
 {
     const config *c = &s->model->config;
     float *routed = rows(s, TAP_MOE_ROUTED, l);
-    aggregate_routed(&s->machine, routed, rows(s, TAP_DISPATCH_OUTPUT, l), rows(s, TAP_GATES, l), scratch(s, s->layout.places), s->tile_tokens,
-                     c->top_k, c->hidden_size);
+    aggregate_routed(&s->machine, routed, rows(s, TAP_DISPATCH_OUTPUT, l), rows(s, TAP_GATES, l), scratch(s, s->layout.places),
+                     s->tile_tokens, c->top_k, c->hidden_size);
     if (has_shared(s))
-        aggregate_shared(&s->machine, rows(s, TAP_MOE_OUTPUT, l), routed, rows(s, TAP_SHARED_OUTPUT, l), rows(s, TAP_SHARED_GATE, l),
-                         s->tile_tokens, c->hidden_size);
+        aggregate_shared(&s->machine, rows(s, TAP_MOE_OUTPUT, l), routed, rows(s, TAP_SHARED_OUTPUT, l),
+                         rows(s, TAP_SHARED_GATE, l), s->tile_tokens, c->hidden_size);
     return !machine_stopped(&s->machine);
 }
 
@@ -198,7 +214,7 @@ static bool residual(session *s, int64_t l)
     return !machine_stopped(&s->machine);
 }
 
-/* ---- logits ------------------------------------------------------------------------------------------------------------------ */
+/* ---- logits ---------------------------------------------------------------------------------------------------------------- */
 
 static bool logits(session *s)
 {
@@ -211,19 +227,20 @@ static bool logits(session *s)
     if (session_keeps(s, TAP_LOGITS, 0))
         machine_linear(&s->machine, rows(s, TAP_LOGITS, 0), norm, s->tile_tokens, &w->lm_head, &no_bias);
     else if (s->tile_first + s->tile_tokens == s->pass_start + s->pass_tokens)
-        machine_linear(&s->machine, (float *)(void *)block_data(s->next_logits), norm + (s->tile_tokens - 1) * c->hidden_size, 1, &w->lm_head,
-                       &no_bias);
+        machine_linear(&s->machine, (float *)(void *)block_data(s->next_logits), norm + (s->tile_tokens - 1) * c->hidden_size, 1,
+                       &w->lm_head, &no_bias);
     return !machine_stopped(&s->machine);
 }
 
-/* ---- the pass ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the pass -------------------------------------------------------------------------------------------------------------- */
 
 /* What the progress callback is told: the share of (token, layer) pairs behind us. */
 static void set_done(session *s, double layers)
 {
     int64_t before = s->tile_first - s->pass_start;
     int64_t n_layers = s->model->config.num_hidden_layers + 1; /* the logits count as one */
-    s->machine.done = ((double)before * (double)n_layers + (double)s->tile_tokens * layers) / ((double)s->pass_tokens * (double)n_layers);
+    s->machine.done =
+        ((double)before * (double)n_layers + (double)s->tile_tokens * layers) / ((double)s->pass_tokens * (double)n_layers);
 }
 
 static bool layer(session *s, int64_t l)

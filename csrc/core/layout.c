@@ -60,10 +60,9 @@ static bool has_tile_rows(const config *c, tap t)
     case TAP_DISPATCH_GATE:   /* layout.gate, .up, .hidden */
     case TAP_DISPATCH_UP:
     case TAP_DISPATCH_HIDDEN:
-    case TAP_LOGITS:          /* only those of the last token are computed, in a block of their own */
+    case TAP_LOGITS: /* only those of the last token are computed, in a block of their own */
         return false;
-    default:
-        return tap_storage(c, t) == t;
+    default: return tap_storage(c, t) == t;
     }
 }
 
@@ -72,7 +71,8 @@ static void plan_scratch(const config *c, const bool *kept, int n_threads, layou
     plan scratch = {0};
     int64_t tile = out->tile_tokens, f32 = (int64_t)sizeof(float), i64 = (int64_t)sizeof(int64_t);
     for (int t = 0; t < TAP_COUNT; t++) {
-        slot shared = {.row_bytes = row_bytes_of(c, (tap)t, out->max_tokens), .n_rows = rows_for(c, (tap)t, tile, 1), .offset = -1};
+        slot shared = {
+            .row_bytes = row_bytes_of(c, (tap)t, out->max_tokens), .n_rows = rows_for(c, (tap)t, tile, 1), .offset = -1};
         for (int64_t l = 0; l < (tap_is_per_layer((tap)t) ? c->num_hidden_layers : 1); l++) {
             if (kept[l * TAP_COUNT + t] || !has_tile_rows(c, (tap)t) || !tap_exists(c, (tap)t, l))
                 continue;

@@ -1,10 +1,10 @@
 /* layout.h: where every row of a session lies, planned before the first pass.
  *
- * A tap that is kept has rows for the whole session in the tape; one that is not has rows for one tile in scratch, used again by every
- * layer. Stages write to either place directly, so keeping a tap copies nothing.
+ * A tap that is kept has rows for the whole session in the tape; one that is not has rows for one tile in scratch, used again by
+ * every layer. Stages write to either place directly, so keeping a tap copies nothing.
  *
- * A pass runs tile by tile, of at most TILE_TOKENS tokens, unless packed expert rows are kept: these lie pass by pass, expert by expert,
- * so such a pass is one tile. */
+ * A pass runs tile by tile, of at most TILE_TOKENS tokens, unless packed expert rows are kept: these lie pass by pass, expert by
+ * expert, so such a pass is one tile. */
 #ifndef COLIBRI_CORE_LAYOUT_H
 #define COLIBRI_CORE_LAYOUT_H
 

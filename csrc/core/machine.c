@@ -6,11 +6,12 @@
 
 #define PROGRESS_INTERVAL_NS 100000000 /* ten calls a second */
 
-/* The caller's thread looks at the clock after this many multiply-adds: 0.1 ms with AVX2, a tenth of a second where FMA is emulated. */
+/* The caller's thread looks at the clock after this many multiply-adds: 0.1 ms with AVX2, a tenth of a second where FMA is
+ * emulated. */
 #define WORK_PER_LOOK ((int64_t)1 << 22)
 
-/* Blocks of a matrix product: 64 rows of x share one sweep over some weight rows, few enough that a block is short (see above) and
- * the weight rows stay in cache for the next 64 rows of x; at least 12, so that the kernels' register tiles fill. */
+/* Blocks of a matrix product: 64 rows of x share one sweep over some weight rows, few enough that a block is short (see above)
+ * and the weight rows stay in cache for the next 64 rows of x; at least 12, so that the kernels' register tiles fill. */
 #define BLOCK_TOKENS 64
 #define BLOCK_OUTPUTS_MIN 12
 #define BLOCK_OUTPUTS_MAX 96
@@ -82,10 +83,10 @@ void machine_run(machine *m, threads_work work, void *argument, int64_t n, int64
         threads_run(m->pool, work, argument, n);
 }
 
-/* ---- linear maps ------------------------------------------------------------------------------------------------------------- */
+/* ---- linear maps ----------------------------------------------------------------------------------------------------------- */
 
-bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w, const matrix *bias,
-                    int64_t first, int64_t last)
+bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
+                    const matrix *bias, int64_t first, int64_t last)
 {
     int64_t cost = (n < BLOCK_TOKENS ? n : BLOCK_TOKENS) * w->cols; /* of one output over one block of tokens */
     int64_t outputs = cost > 0 ? WORK_PER_LOOK / cost : BLOCK_OUTPUTS_MAX;
@@ -126,7 +127,7 @@ void machine_linear(machine *m, float *out, const float *x, int64_t n, const mat
     machine_run(m, linear_work, &job, w->rows, n * w->rows * w->cols);
 }
 
-/* ---- row by row -------------------------------------------------------------------------------------------------------------- */
+/* ---- row by row ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct norm_job {
     machine *machine;

@@ -1,8 +1,8 @@
 /* machine.h: what computes: the kernels in force, the threads, and the way to stop them.
  *
  * Work is split by a static partition and no result depends on it: every output is computed by one thread, as if alone.
- * While a pass runs, the caller's thread looks at the clock between blocks of work and asks the progress callback ten times a second;
- * when that says stop, every thread leaves its loop at its next block and all further work returns at once. */
+ * While a pass runs, the caller's thread looks at the clock between blocks of work and asks the progress callback ten times a
+ * second; when that says stop, every thread leaves its loop at its next block and all further work returns at once. */
 #ifndef COLIBRI_CORE_MACHINE_H
 #define COLIBRI_CORE_MACHINE_H
 
@@ -39,10 +39,11 @@ void machine_run(machine *m, threads_work work, void *argument, int64_t n, int64
 void machine_linear(machine *m, float *out, const float *x, int64_t n, const matrix *w, const matrix *bias);
 
 /* The part of a linear map that one thread does, in blocks between which it may stop: outputs first <= r < last of n rows. */
-bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w, const matrix *bias,
-                    int64_t first, int64_t last);
+bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
+                    const matrix *bias, int64_t first, int64_t last);
 
-void machine_norm(machine *m, float *out, const float *x, int64_t n, const matrix *w, float eps); /* RMS norm of n rows of w->cols */
+/* RMS norm of n rows of w->cols floats. */
+void machine_norm(machine *m, float *out, const float *x, int64_t n, const matrix *w, float eps);
 void machine_add(machine *m, float *out, const float *a, const float *b, int64_t n_elements);
 
 #endif

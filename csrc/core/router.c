@@ -13,7 +13,8 @@ size_t router_scratch(int64_t n_experts)
     return row_bytes(n_experts) + (topk_scratch(n_experts) + 63) / 64 * 64;
 }
 
-void route_token(const kernels *k, const router *r, const float *logits, float *scores, int32_t *ids, float *gates, unsigned char *scratch)
+void route_token(const kernels *k, const router *r, const float *logits, float *scores, int32_t *ids, float *gates,
+                 unsigned char *scratch)
 {
     if (r->select_by_logits)
         memcpy(scores, logits, (size_t)r->n_experts * sizeof(float));
@@ -58,7 +59,8 @@ static void route_work(void *argument, int64_t first, int64_t last, int thread)
                     j->gates + t * r->top_k, scratch);
 }
 
-void route(machine *m, const router *r, const float *x, int64_t n, const matrix *w, float *logits, float *scores, int32_t *ids, float *gates)
+void route(machine *m, const router *r, const float *x, int64_t n, const matrix *w, float *logits, float *scores, int32_t *ids,
+           float *gates)
 {
     static const matrix no_bias;
     machine_linear(m, logits, x, n, w, &no_bias);

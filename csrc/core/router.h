@@ -15,9 +15,11 @@ size_t router_scratch(int64_t n_experts); /* bytes of one thread, a multiple of 
 
 /* x [n, H], w [E, H] -> logits [n, E], scores [n, E], ids [n, k] by descending score, gates [n, k].
  * Ids are distinct and in range whatever the scores are: NaN counts as smaller than every number, ties go to the lower id. */
-void route(machine *m, const router *r, const float *x, int64_t n, const matrix *w, float *logits, float *scores, int32_t *ids, float *gates);
+void route(machine *m, const router *r, const float *x, int64_t n, const matrix *w, float *logits, float *scores, int32_t *ids,
+           float *gates);
 
 /* The same for one token whose logits are known. */
-void route_token(const kernels *k, const router *r, const float *logits, float *scores, int32_t *ids, float *gates, unsigned char *scratch);
+void route_token(const kernels *k, const router *r, const float *logits, float *scores, int32_t *ids, float *gates,
+                 unsigned char *scratch);
 
 #endif

@@ -7,7 +7,7 @@
 #include "capture.h"
 #include "forward.h"
 
-/* ---- creation ---------------------------------------------------------------------------------------------------------------- */
+/* ---- creation -------------------------------------------------------------------------------------------------------------- */
 
 /* The most tokens, up to `limit`, whose plan fits into n_bytes; 0 when not even one does. */
 static int64_t tokens_that_fit(const config *c, const bool *kept, int n_threads, int64_t limit, int64_t n_bytes, layout *scratch)
@@ -29,12 +29,13 @@ static colibri_status plan_memory(session *s, const bool *kept, int64_t max_toke
     const config *c = &s->model->config;
     int64_t available = memory_available();
     if (max_tokens < 0 || max_tokens > INT32_MAX)
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "max_tokens is %lld; it can be 1 to %ld, or 0 for what fits", (long long)max_tokens,
-                    (long)INT32_MAX);
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "max_tokens is %lld; it can be 1 to %ld, or 0 for what fits",
+                    (long long)max_tokens, (long)INT32_MAX);
     if (max_tokens == 0) {
         max_tokens = tokens_that_fit(c, kept, n_threads, c->max_position_embeddings, available / 2, &s->layout);
         if (max_tokens == 0)
-            return fail(message, COLIBRI_ERROR_MEMORY, "a session at this capture needs %lld bytes for one token; half of the memory left is %lld",
+            return fail(message, COLIBRI_ERROR_MEMORY,
+                        "a session at this capture needs %lld bytes for one token; half of the memory left is %lld",
                         (long long)layout_plan(c, kept, 1, n_threads, &s->layout), (long long)(available / 2));
     }
     int64_t need = layout_plan(c, kept, max_tokens, n_threads, &s->layout);
@@ -43,8 +44,8 @@ static colibri_status plan_memory(session *s, const bool *kept, int64_t max_toke
     int64_t fits = tokens_that_fit(c, kept, n_threads, max_tokens, available, &s->layout);
     return fail(message, COLIBRI_ERROR_MEMORY,
                 "a session of max_tokens=%lld at this capture needs %s%lld bytes and %lld are left; max_tokens=%lld would fit",
-                (long long)max_tokens, need < 0 ? "more than " : "", (long long)(need < 0 ? INT64_MAX : need), (long long)available,
-                (long long)fits);
+                (long long)max_tokens, need < 0 ? "more than " : "", (long long)(need < 0 ? INT64_MAX : need),
+                (long long)available, (long long)fits);
 }
 
 static colibri_status session_fill(session *s, const colibri_session_options *o, colibri_message *message)
@@ -53,8 +54,8 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
     static const char *const routing[] = {"routing"};
     int n_threads = o->threads == 0 ? threads_default_count() : o->threads;
     if (n_threads < 1 || n_threads > COLIBRI_MAX_THREADS)
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "threads is %d; it can be 1 to %d, or 0 for as many as this process may use", o->threads,
-                    COLIBRI_MAX_THREADS);
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "threads is %d; it can be 1 to %d, or 0 for as many as this process may use",
+                    o->threads, COLIBRI_MAX_THREADS);
     if ((int)o->gate_mode < COLIBRI_GATES_MODEL || (int)o->gate_mode > COLIBRI_GATES_RAW_LOGITS)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "gate mode %d does not exist; the modes are 0 to %d", (int)o->gate_mode,
                     COLIBRI_GATES_RAW_LOGITS);
@@ -67,7 +68,8 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
     if (s->layout.slots == NULL || kept == NULL)
         status = fail(message, COLIBRI_ERROR_MEMORY, "no memory for the table of %zu taps", n_slots);
     if (status == COLIBRI_OK)
-        status = o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message) : capture_resolve(c, o->capture, o->n_capture, kept, message);
+        status = o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message)
+                                   : capture_resolve(c, o->capture, o->n_capture, kept, message);
     if (status == COLIBRI_OK)
         status = plan_memory(s, kept, o->max_tokens, n_threads, message);
     free(kept);
@@ -87,15 +89,16 @@ static colibri_status read_options(const colibri_session_options *given, colibri
     if (given == NULL)
         return COLIBRI_OK;
     if (given->size < sizeof given->size || given->size > sizeof *out)
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "the session options say they have %zu bytes; this library knows %zu", given->size,
-                    sizeof *out);
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "the session options say they have %zu bytes; this library knows %zu",
+                    given->size, sizeof *out);
     memcpy(out, given, given->size);
     if (out->n_capture > 0 && out->capture == NULL)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "%zu capture patterns are announced but the list is NULL", out->n_capture);
     return COLIBRI_OK;
 }
 
-colibri_status session_create(const model_data *model, const colibri_session_options *options, session **out, colibri_message *message)
+colibri_status session_create(const model_data *model, const colibri_session_options *options, session **out,
+                              colibri_message *message)
 {
     colibri_session_options o;
     *out = NULL;
@@ -131,7 +134,7 @@ void session_free(session *s)
     free(s);
 }
 
-/* ---- where rows lie ---------------------------------------------------------------------------------------------------------- */
+/* ---- where rows lie -------------------------------------------------------------------------------------------------------- */
 
 bool session_keeps(const session *s, tap t, int64_t layer)
 {
@@ -154,12 +157,13 @@ int64_t *session_passes(const session *s)
     return (int64_t *)(void *)(block_data(s->scratch) + s->layout.passes);
 }
 
-/* ---- one thread at a time ---------------------------------------------------------------------------------------------------- */
+/* ---- one thread at a time -------------------------------------------------------------------------------------------------- */
 
 static colibri_status enter(session *s, colibri_message *message)
 {
     if (atomic_exchange(&s->busy, 1) != 0)
-        return fail(message, COLIBRI_ERROR_BUSY, "session busy: another thread is inside it; wait for it, or use a session for each thread");
+        return fail(message, COLIBRI_ERROR_BUSY,
+                    "session busy: another thread is inside it; wait for it, or use a session for each thread");
     return COLIBRI_OK;
 }
 
@@ -168,7 +172,7 @@ static void leave(session *s)
     atomic_store_release(&s->busy, 0);
 }
 
-/* ---- feed -------------------------------------------------------------------------------------------------------------------- */
+/* ---- feed ------------------------------------------------------------------------------------------------------------------ */
 
 static colibri_status check_ids(const session *s, const int32_t *ids, int64_t n, colibri_message *message)
 {
@@ -177,12 +181,13 @@ static colibri_status check_ids(const session *s, const int32_t *ids, int64_t n,
         return fail(message, COLIBRI_ERROR_ARGUMENT, "feed needs at least one token id, got %lld", (long long)n);
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= vocab_size)
-            return fail(message, COLIBRI_ERROR_ARGUMENT, "token id %ld at index %lld is outside 0 .. %lld (vocab_size is %lld)", (long)ids[i],
-                        (long long)i, (long long)(vocab_size - 1), (long long)vocab_size);
+            return fail(message, COLIBRI_ERROR_ARGUMENT, "token id %ld at index %lld is outside 0 .. %lld (vocab_size is %lld)",
+                        (long)ids[i], (long long)i, (long long)(vocab_size - 1), (long long)vocab_size);
     if (n > s->layout.max_tokens - s->n_tokens)
-        return fail(message, COLIBRI_ERROR_CAPACITY,
-                    "%lld more tokens after %lld do not fit into max_tokens=%lld; open a session with a larger max_tokens, or truncate",
-                    (long long)n, (long long)s->n_tokens, (long long)s->layout.max_tokens);
+        return fail(
+            message, COLIBRI_ERROR_CAPACITY,
+            "%lld more tokens after %lld do not fit into max_tokens=%lld; open a session with a larger max_tokens, or truncate",
+            (long long)n, (long long)s->n_tokens, (long long)s->layout.max_tokens);
     return model_data_check_files(s->model, message);
 }
 
@@ -214,7 +219,8 @@ static void publish(session *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user, colibri_message *message)
+colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
+                            colibri_message *message)
 {
     TRY(enter(s, message));
     colibri_status status = check_ids(s, ids, n, message);
@@ -225,7 +231,8 @@ colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_p
         if (forward(s, ids, n))
             status = model_data_check_files(s->model, message); /* a weight that changed or was lost under the pass spoils it */
         else
-            status = fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; the session still has its %lld tokens", (long long)s->n_tokens);
+            status = fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; the session still has its %lld tokens",
+                          (long long)s->n_tokens);
         if (status == COLIBRI_OK)
             publish(s);
     }
@@ -233,7 +240,7 @@ colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_p
     return status;
 }
 
-/* ---- truncate ---------------------------------------------------------------------------------------------------------------- */
+/* ---- truncate -------------------------------------------------------------------------------------------------------------- */
 
 /* Copies the first rows of every kept tap into a fresh tape; returns the bytes copied. */
 static int64_t copy_rows(const session *s, block *fresh, int64_t n_tokens, int64_t n_passes)
@@ -245,7 +252,8 @@ static int64_t copy_rows(const session *s, block *fresh, int64_t n_tokens, int64
         tap t = (tap)(i % TAP_COUNT);
         if (!p->kept)
             continue;
-        int64_t n_blocks = tap_rows_of(t) == ROWS_HEADS ? c->num_attention_heads : 1; /* [heads, max_tokens, max_tokens] or [rows, ...] */
+        int64_t n_blocks =
+            tap_rows_of(t) == ROWS_HEADS ? c->num_attention_heads : 1; /* [heads, max_tokens, max_tokens] or [rows, ...] */
         int64_t n_rows = tap_rows_of(t) == ROWS_PASSES   ? n_passes
                          : tap_rows_of(t) == ROWS_PACKED ? n_tokens * c->top_k
                                                          : n_tokens;
@@ -288,8 +296,9 @@ static colibri_status truncate_rows(session *s, int64_t n_tokens, colibri_messag
     int64_t stop;
     int64_t n_passes = passes_up_to(s, n_tokens, &stop);
     if (n_tokens != stop)
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "cannot keep %lld of %lld tokens: no pass ends there; the nearest before is %lld",
-                    (long long)n_tokens, (long long)s->n_tokens, (long long)stop);
+        return fail(message, COLIBRI_ERROR_ARGUMENT,
+                    "cannot keep %lld of %lld tokens: no pass ends there; the nearest before is %lld", (long long)n_tokens,
+                    (long long)s->n_tokens, (long long)stop);
     if (n_tokens == s->n_tokens || abandon_in_place(s, n_tokens, n_passes))
         return COLIBRI_OK;
 
@@ -316,7 +325,7 @@ colibri_status session_truncate(session *s, int64_t n_tokens, colibri_message *m
     return status;
 }
 
-/* ---- questions --------------------------------------------------------------------------------------------------------------- */
+/* ---- questions ------------------------------------------------------------------------------------------------------------- */
 
 void session_length(session *s, int64_t *n_tokens, int64_t *n_passes)
 {

@@ -1,7 +1,8 @@
 /* session.h: one timeline of tokens over one model: its tape, its working memory, and the tile that is being computed.
  *
- * Readers on other threads (taps, lengths) see closed rows only. What they see is n_tokens, n_passes and the current blocks; these change
- * under `lock`, for an instant, when a pass ends or rows are abandoned. Everything else belongs to the thread that holds `busy`. */
+ * Readers on other threads (taps, lengths) see closed rows only. What they see is n_tokens, n_passes and the current blocks;
+ * these change under `lock`, for an instant, when a pass ends or rows are abandoned. Everything else belongs to the thread that
+ * holds `busy`. */
 #ifndef COLIBRI_CORE_SESSION_H
 #define COLIBRI_CORE_SESSION_H
 
@@ -33,10 +34,12 @@ typedef struct session {
     int64_t copied_bytes;
 } session;
 
-colibri_status session_create(const model_data *model, const colibri_session_options *options, session **out, colibri_message *message);
+colibri_status session_create(const model_data *model, const colibri_session_options *options, session **out,
+                              colibri_message *message);
 void session_free(session *s); /* accepts NULL; blocks with leases live on */
 
-colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user, colibri_message *message);
+colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
+                            colibri_message *message);
 colibri_status session_truncate(session *s, int64_t n_tokens, colibri_message *message);
 
 void session_length(session *s, int64_t *n_tokens, int64_t *n_passes);

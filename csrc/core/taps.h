@@ -1,7 +1,7 @@
 /* taps.h: the table of every named intermediate. A row added here appears in the engine, the bindings and the documentation.
  *
- * The first axis of a tap says how its rows grow: T one row a token, N one row a chosen (token, expert) pair, passes one row a pass,
- * n_e the rows of one expert in one pass (a piece of the N rows). `heads,T,S` alone is laid out head by head. */
+ * The first axis of a tap says how its rows grow: T one row a token, N one row a chosen (token, expert) pair, passes one row a
+ * pass, n_e the rows of one expert in one pass (a piece of the N rows). `heads,T,S` alone is laid out head by head. */
 #ifndef COLIBRI_CORE_TAPS_H
 #define COLIBRI_CORE_TAPS_H
 

@@ -10,16 +10,17 @@ colibri_status tap_check(const config *c, size_t kind, int64_t layer, int64_t ex
     if (!tap_is_per_layer(t))
         return COLIBRI_OK;
     if (layer < 0 || layer >= c->num_hidden_layers)
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "layer %lld does not exist; the model has layers 0 to %lld", (long long)layer,
-                    (long long)c->num_hidden_layers - 1);
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "layer %lld does not exist; the model has layers 0 to %lld",
+                    (long long)layer, (long long)c->num_hidden_layers - 1);
     if (!tap_exists(c, t, layer))
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "\"%s\" does not exist in layer %lld: the layer %s", tap_kinds[t].path, (long long)layer,
-                    !c->is_moe[layer]                             ? "is dense (mlp.input, mlp.output)"
-                    : tap_kinds[t].scope == COLIBRI_SCOPE_DENSE   ? "is a mixture of experts (moe.input, moe.output)"
-                                                                  : "has no shared expert");
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "\"%s\" does not exist in layer %lld: the layer %s", tap_kinds[t].path,
+                    (long long)layer,
+                    !c->is_moe[layer]                           ? "is dense (mlp.input, mlp.output)"
+                    : tap_kinds[t].scope == COLIBRI_SCOPE_DENSE ? "is a mixture of experts (moe.input, moe.output)"
+                                                                : "has no shared expert");
     if (tap_kinds[t].scope == COLIBRI_SCOPE_EXPERT && (expert < 0 || expert >= c->num_experts))
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "expert %lld does not exist; layer %lld has experts 0 to %lld", (long long)expert,
-                    (long long)layer, (long long)c->num_experts - 1);
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "expert %lld does not exist; layer %lld has experts 0 to %lld",
+                    (long long)expert, (long long)layer, (long long)c->num_experts - 1);
     return COLIBRI_OK;
 }
 
@@ -29,9 +30,10 @@ static colibri_status fail_not_captured(tap t, int64_t layer, int64_t expert, co
     tap_path(t, layer, expert, path);
     const char *level = capture_level_name(tap_kinds[t].level);
     if (level == NULL)
-        return fail(message, COLIBRI_ERROR_NOT_CAPTURED, "\"%s\" is not kept by this session; ask for it with capture \"%s\"", path, path);
-    return fail(message, COLIBRI_ERROR_NOT_CAPTURED, "\"%s\" is not kept by this session; ask for it with capture \"%s\" or \"%s\"", path,
-                level, path);
+        return fail(message, COLIBRI_ERROR_NOT_CAPTURED, "\"%s\" is not kept by this session; ask for it with capture \"%s\"",
+                    path, path);
+    return fail(message, COLIBRI_ERROR_NOT_CAPTURED,
+                "\"%s\" is not kept by this session; ask for it with capture \"%s\" or \"%s\"", path, level, path);
 }
 
 /* Rows first .. stop - 1 of a kept tap. */
@@ -85,8 +87,8 @@ static colibri_array view_tap(const session *s, tap t, int64_t layer, int64_t ex
     }
 }
 
-colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t expert, int64_t pass, colibri_array *array, block **holder,
-                           colibri_message *message)
+colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t expert, int64_t pass, colibri_array *array,
+                           block **holder, colibri_message *message)
 {
     TRY(tap_check(&s->model->config, kind, layer, expert, message));
     tap t = (tap)kind;
@@ -103,7 +105,8 @@ colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t exper
     }
     pthread_mutex_unlock(&s->lock);
     return exists ? COLIBRI_OK
-                  : fail(message, COLIBRI_ERROR_ARGUMENT, "pass %lld does not exist; the session has %lld", (long long)pass, (long long)n_passes);
+                  : fail(message, COLIBRI_ERROR_ARGUMENT, "pass %lld does not exist; the session has %lld", (long long)pass,
+                         (long long)n_passes);
 }
 
 colibri_status session_logits(session *s, colibri_array *array, block **holder, colibri_message *message)
@@ -115,7 +118,8 @@ colibri_status session_logits(session *s, colibri_array *array, block **holder, 
     if (there) {
         *holder = in_tape ? s->tape : s->logits;
         block_retain(*holder);
-        *array = (colibri_array){.data = block_data(*holder), .n_dims = 1, .shape = {s->model->config.vocab_size}, .strides = {sizeof(float)}};
+        *array = (colibri_array){
+            .data = block_data(*holder), .n_dims = 1, .shape = {s->model->config.vocab_size}, .strides = {sizeof(float)}};
         if (in_tape)
             array->data = view_rows(s, TAP_LOGITS, 0, n_tokens - 1, n_tokens).data;
     }

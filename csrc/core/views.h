@@ -5,8 +5,8 @@
 #include "session.h"
 
 /* As colibri_session_tap; *holder receives the block of the array with one more reference. */
-colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t expert, int64_t pass, colibri_array *array, block **holder,
-                           colibri_message *message);
+colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t expert, int64_t pass, colibri_array *array,
+                           block **holder, colibri_message *message);
 
 /* As colibri_session_logits. */
 colibri_status session_logits(session *s, colibri_array *array, block **holder, colibri_message *message);

@@ -1,7 +1,7 @@
 /* colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N]
  *
- * Runs token ids through a model and prints, for every MoE layer and token, the chosen experts with their gates, then the largest logits of
- * the last token. --generate appends the most likely token N times. Uses the public header only. */
+ * Runs token ids through a model and prints, for every MoE layer and token, the chosen experts with their gates, then the largest
+ * logits of the last token. --generate appends the most likely token N times. Uses the public header only. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static int usage(const char *complaint, const char *what)
     return 1;
 }
 
-/* ---- command line ------------------------------------------------------------------------------------------------------------ */
+/* ---- command line ---------------------------------------------------------------------------------------------------------- */
 
 static bool read_number(const char *text, const char **end, int64_t most, int64_t *out)
 {
@@ -88,7 +88,7 @@ static int read_arguments(int argc, char **argv, arguments *a)
     return a->n_ids == 0 ? usage("which token ids? ", "--ids is missing") : 0;
 }
 
-/* ---- what was computed ------------------------------------------------------------------------------------------------------- */
+/* ---- what was computed ----------------------------------------------------------------------------------------------------- */
 
 static size_t find_tap(const char *path)
 {
@@ -99,7 +99,8 @@ static size_t find_tap(const char *path)
     return kind;
 }
 
-static colibri_status print_layer(colibri_session *s, int64_t layer, const int32_t *tokens, int64_t first, colibri_message *message)
+static colibri_status print_layer(colibri_session *s, int64_t layer, const int32_t *tokens, int64_t first,
+                                  colibri_message *message)
 {
     colibri_array ids, gates;
     colibri_lease *ids_lease = NULL, *gates_lease = NULL;
@@ -153,7 +154,8 @@ static colibri_status print_logits(colibri_session *s, int32_t *best, colibri_me
     return COLIBRI_OK;
 }
 
-static colibri_status run_pass(colibri_model *m, colibri_session *s, const int32_t *ids, int64_t n, int32_t *next, colibri_message *message)
+static colibri_status run_pass(colibri_model *m, colibri_session *s, const int32_t *ids, int64_t n, int32_t *next,
+                               colibri_message *message)
 {
     int64_t first = colibri_session_length(s), n_layers = 0;
     colibri_status status = colibri_session_feed(s, ids, n, NULL, NULL, message);

@@ -7,7 +7,8 @@
 static void test_widen_follows_strides_and_dtype(void)
 {
     const uint16_t bf16[6] = {0x3F80, 0x4000, 0x4040, 0x7FC0, 0xFF80, 0xBF80}; /* 1 2 3 NaN -Inf -1 */
-    colibri_array columns = {.data = bf16, .dtype = COLIBRI_BF16, .n_dims = 2, .shape = {3, 2}, .strides = {2, 6}}; /* a transpose */
+    colibri_array columns = {
+        .data = bf16, .dtype = COLIBRI_BF16, .n_dims = 2, .shape = {3, 2}, .strides = {2, 6}}; /* a transpose */
     float out[6];
     colibri_message message;
     CHECK_OK(colibri_array_widen(&columns, out, &message), message);

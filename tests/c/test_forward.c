@@ -68,7 +68,7 @@ static void expect_same(colibri_model *m, const run_options *o, const int32_t *i
     snapshot_free(&other);
 }
 
-/* ---- the tests --------------------------------------------------------------------------------------------------------------- */
+/* ---- the tests ------------------------------------------------------------------------------------------------------------- */
 
 static void with_threads(colibri_model *m, const tiny_checkpoint *t, const snapshot *whole, const int32_t *ids)
 {
@@ -115,8 +115,19 @@ static void test_bytes_are_equal_over_chunkings(void)
 
 static void with_captures(colibri_model *m, const tiny_checkpoint *t, const snapshot *whole, const int32_t *ids)
 {
-    const char *const captures[] = {"none", "routing", "moe", "all", "layers.*.attn.weights", "logits", "norm", "embed", "layers.0.*",
-                                    "layers.*.output", "layers.0.moe.experts.2.hidden", "*.moe.dispatch.up", "layers.*.moe.routed"};
+    const char *const captures[] = {"none",
+                                    "routing",
+                                    "moe",
+                                    "all",
+                                    "layers.*.attn.weights",
+                                    "logits",
+                                    "norm",
+                                    "embed",
+                                    "layers.0.*",
+                                    "layers.*.output",
+                                    "layers.0.moe.experts.2.hidden",
+                                    "*.moe.dispatch.up",
+                                    "layers.*.moe.routed"};
     for (size_t i = 0; i < sizeof captures / sizeof *captures; i++) {
         run_options o = {{captures[i]}, .threads = 2, .chunk = 11, .max_tokens = N_TOKENS + 3};
         expect_same(m, &o, ids, whole, captures[i]);
@@ -231,9 +242,14 @@ static void check_planted_runs(const tiny_checkpoint *like, const char *tensor, 
     run_options base = {EVERYTHING, .threads = 1, .table = tables[n_tables - 1], .max_tokens = N_TOKENS};
     snapshot whole = run(m, &base, ids, N_TOKENS);
     CHECK(snapshot_nonfinite(&whole, "logits") > 0);
-    const struct { int threads; int64_t chunk; size_t table; } ways[] = {{1, 0, 0}, {2, 0, 0}, {2, 1, 0}, {3, -1, 0}, {2, 7, n_tables - 1}};
+    const struct {
+        int threads;
+        int64_t chunk;
+        size_t table;
+    } ways[] = {{1, 0, 0}, {2, 0, 0}, {2, 1, 0}, {3, -1, 0}, {2, 7, n_tables - 1}};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-        run_options o = {EVERYTHING, .threads = ways[i].threads, .chunk = ways[i].chunk, .table = tables[ways[i].table], .max_tokens = N_TOKENS};
+        run_options o = {EVERYTHING, .threads = ways[i].threads, .chunk = ways[i].chunk, .table = tables[ways[i].table],
+                         .max_tokens = N_TOKENS};
         expect_same(m, &o, ids, &whole, tensor);
     }
     snapshot_free(&whole);

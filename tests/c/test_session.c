@@ -11,7 +11,7 @@ static int64_t n_tokens_of(colibri_session *s)
     return colibri_session_length(s);
 }
 
-/* ---- what is refused --------------------------------------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------------------------------------- */
 
 static void test_more_than_max_tokens_is_refused_with_both_numbers_and_the_session_goes_on(void)
 {
@@ -20,7 +20,8 @@ static void test_more_than_max_tokens_is_refused_with_both_numbers_and_the_sessi
     int32_t ids[12];
     colibri_message message;
     tiny_ids(ids, 12, &t, 1);
-    colibri_session *s = tiny_session(m, &(tiny_options){{"all"}, .max_tokens = 10}), *fresh = tiny_session(m, &(tiny_options){{"all"}, .max_tokens = 10});
+    colibri_session *s = tiny_session(m, &(tiny_options){{"all"}, .max_tokens = 10}),
+                    *fresh = tiny_session(m, &(tiny_options){{"all"}, .max_tokens = 10});
     tiny_feed(s, ids, 8);
     CHECK(colibri_session_feed(s, ids + 8, 3, NULL, NULL, &message) == COLIBRI_ERROR_CAPACITY);
     CHECK_MESSAGE_HAS(message, "3 more tokens after 8");
@@ -100,7 +101,7 @@ static void test_what_cannot_fit_is_refused_in_bytes_and_zero_takes_what_fits(vo
     tiny_close(m, &t);
 }
 
-/* ---- what is shown ----------------------------------------------------------------------------------------------------------- */
+/* ---- what is shown --------------------------------------------------------------------------------------------------------- */
 
 static void test_a_tap_that_was_not_kept_says_which_capture_to_ask_for(void)
 {
@@ -111,20 +112,24 @@ static void test_a_tap_that_was_not_kept_says_which_capture_to_ask_for(void)
     colibri_lease *lease;
     colibri_message message;
     tiny_feed(s, (int32_t[]){1, 2}, 2);
-    CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.moe.experts.{e}.input"), 2, 3, -1, &a, &lease, &message) == COLIBRI_ERROR_NOT_CAPTURED);
+    CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.moe.experts.{e}.input"), 2, 3, -1, &a, &lease, &message) ==
+          COLIBRI_ERROR_NOT_CAPTURED);
     CHECK_MESSAGE_HAS(message, "\"layers.2.moe.experts.3.input\"");
     CHECK_MESSAGE_HAS(message, "capture \"moe\"");
-    CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.attn.weights"), 0, 0, -1, &a, &lease, &message) == COLIBRI_ERROR_NOT_CAPTURED);
+    CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.attn.weights"), 0, 0, -1, &a, &lease, &message) ==
+          COLIBRI_ERROR_NOT_CAPTURED);
     CHECK_MESSAGE_HAS(message, "capture \"layers.0.attn.weights\"");
     CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.moe.gates"), 1, 0, -1, &a, &lease, &message) == COLIBRI_ERROR_ARGUMENT);
     CHECK_MESSAGE_HAS(message, "dense");
     CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.moe.gates"), 3, 0, -1, &a, &lease, &message) == COLIBRI_ERROR_ARGUMENT);
     CHECK_MESSAGE_HAS(message, "layers 0 to 2");
-    CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.moe.experts.{e}.input"), 0, 5, -1, &a, &lease, &message) == COLIBRI_ERROR_ARGUMENT);
+    CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.moe.experts.{e}.input"), 0, 5, -1, &a, &lease, &message) ==
+          COLIBRI_ERROR_ARGUMENT);
     CHECK_MESSAGE_HAS(message, "experts 0 to 4");
     CHECK(colibri_session_tap(s, tiny_kind("layers.{l}.moe.gates"), 0, 0, 1, &a, &lease, &message) == COLIBRI_ERROR_ARGUMENT);
     CHECK_MESSAGE_HAS(message, "pass 1 does not exist");
-    CHECK(colibri_session_captures(s, tiny_kind("layers.{l}.moe.gates"), 0) && !colibri_session_captures(s, tiny_kind("layers.{l}.moe.gates"), 1));
+    CHECK(colibri_session_captures(s, tiny_kind("layers.{l}.moe.gates"), 0) &&
+          !colibri_session_captures(s, tiny_kind("layers.{l}.moe.gates"), 1));
     CHECK(!colibri_session_captures(s, tiny_kind("embed"), 0) && !colibri_session_captures(s, 1000, 0));
     colibri_session_release(s);
     tiny_close(m, &t);
@@ -171,11 +176,13 @@ static void test_packed_rows_lie_pass_by_pass_and_experts_are_pieces_of_them(voi
     CHECK(tokens.shape[0] == 20 * t.top_k && input.shape[0] == 20 * t.top_k && input.shape[1] == t.hidden);
     CHECK(offsets.shape[0] == 2 && offsets.shape[1] == t.experts + 1);
     const int64_t *first = offsets.data;
-    CHECK(first[0] == 0 && first[t.experts] == 12 * t.top_k && first[t.experts + 1] == 12 * t.top_k && first[2 * t.experts + 1] == 20 * t.top_k);
+    CHECK(first[0] == 0 && first[t.experts] == 12 * t.top_k && first[t.experts + 1] == 12 * t.top_k &&
+          first[2 * t.experts + 1] == 20 * t.top_k);
     for (int64_t r = 0; r < 20 * t.top_k; r++) {
         int32_t token = ((const int32_t *)tokens.data)[r];
         CHECK(token >= (r < 12 * t.top_k ? 0 : 12) && token < (r < 12 * t.top_k ? 12 : 20));
-        CHECK(memcmp((const float *)input.data + r * t.hidden, (const float *)from.data + token * t.hidden, 4 * (size_t)t.hidden) == 0);
+        CHECK(memcmp((const float *)input.data + r * t.hidden, (const float *)from.data + token * t.hidden,
+                     4 * (size_t)t.hidden) == 0);
     }
     for (int e = 0; e < t.experts; e++) {
         colibri_lease *lease;
@@ -244,7 +251,7 @@ static void test_a_lease_outlives_its_session_and_its_model(void)
     tiny_close(m, &t);
 }
 
-/* ---- abandoned rows ---------------------------------------------------------------------------------------------------------- */
+/* ---- abandoned rows -------------------------------------------------------------------------------------------------------- */
 
 static void test_truncate_reuses_rows_in_place_when_nobody_looks(void)
 {
@@ -311,7 +318,8 @@ static void test_feeding_and_truncating_at_random_equals_feeding_what_was_kept(v
     int64_t stops[max_tokens + 1] = {0}, n_passes = 0;
     uint64_t state = 11;
     colibri_lease *lease = NULL;
-    colibri_session *s = tiny_session(m, &(tiny_options){{"all", "layers.*.attn.weights"}, .threads = 2, .max_tokens = max_tokens});
+    colibri_session *s =
+        tiny_session(m, &(tiny_options){{"all", "layers.*.attn.weights"}, .threads = 2, .max_tokens = max_tokens});
     for (int round = 0; round < rounds; round++) {
         int64_t n = stops[n_passes], step = 1 + tiny_random(&state) % 7;
         if (n + step > max_tokens || tiny_random(&state) % 4 == 0) {
@@ -373,7 +381,7 @@ static void test_logits_of_abandoned_tokens_are_gone_unless_they_were_captured(v
     tiny_close(m, &t);
 }
 
-/* ---- one thread at a time, and stopping -------------------------------------------------------------------------------------- */
+/* ---- one thread at a time, and stopping ------------------------------------------------------------------------------------ */
 
 typedef struct visitor {
     colibri_session *session;

@@ -9,9 +9,16 @@
 /* Layer 0 dense, the others with 6 experts. */
 static config a_config(int64_t shared_width)
 {
-    config c = {.num_hidden_layers = MOST_LAYERS, .hidden_size = 8, .vocab_size = 11, .num_experts = 6, .top_k = 2,
-                .moe_intermediate_size = 5, .shared_expert_intermediate_size = shared_width, .num_attention_heads = 4,
-                .num_key_value_heads = 2, .head_dim = 3};
+    config c = {.num_hidden_layers = MOST_LAYERS,
+                .hidden_size = 8,
+                .vocab_size = 11,
+                .num_experts = 6,
+                .top_k = 2,
+                .moe_intermediate_size = 5,
+                .shared_expert_intermediate_size = shared_width,
+                .num_attention_heads = 4,
+                .num_key_value_heads = 2,
+                .head_dim = 3};
     for (int l = 1; l < MOST_LAYERS; l++)
         c.is_moe[l] = true;
     return c;
@@ -66,7 +73,8 @@ static void test_row_shapes_follow_the_axes(void)
     CHECK(tap_row_shape(&c, TAP_DISPATCH_OFFSETS, shape) == 1 && shape[0] == 7);
     CHECK(tap_row_shape(&c, TAP_DISPATCH_TOKENS, shape) == 0);
     CHECK(tap_row_shape(&c, TAP_SHARED_GATE, shape) == 1 && shape[0] == 1);
-    CHECK(tap_row_bytes(&c, TAP_EXPERT_IDS) == 8 && tap_row_bytes(&c, TAP_DISPATCH_OFFSETS) == 56 && tap_row_bytes(&c, TAP_EXPERT_HIDDEN) == 20);
+    CHECK(tap_row_bytes(&c, TAP_EXPERT_IDS) == 8 && tap_row_bytes(&c, TAP_DISPATCH_OFFSETS) == 56 &&
+          tap_row_bytes(&c, TAP_EXPERT_HIDDEN) == 20);
 }
 
 static void test_levels_grow_and_always_hold_the_kv_cache(void)
@@ -85,7 +93,8 @@ static void test_levels_grow_and_always_hold_the_kv_cache(void)
     CHECK(!last.kept[TAP_COUNT + TAP_ATTN_WEIGHTS] && last.kept[TAP_COUNT + TAP_DISPATCH_HIDDEN] && last.kept[TAP_LOGITS]);
     CHECK(last.kept[TAP_MLP_OUTPUT] && !last.kept[TAP_COUNT + TAP_MLP_OUTPUT] && !last.kept[TAP_GATES]);
     CHECK_OK(resolve(&c, "moe", &m, &message), message);
-    CHECK(m.kept[TAP_COUNT + TAP_DISPATCH_OUTPUT] && !m.kept[TAP_COUNT + TAP_DISPATCH_GATE] && m.kept[TAP_COUNT + TAP_SHARED_GATE]);
+    CHECK(m.kept[TAP_COUNT + TAP_DISPATCH_OUTPUT] && !m.kept[TAP_COUNT + TAP_DISPATCH_GATE] &&
+          m.kept[TAP_COUNT + TAP_SHARED_GATE]);
 }
 
 static void test_a_star_stands_for_any_run_of_characters(void)
@@ -110,7 +119,8 @@ static void test_one_expert_by_name_keeps_the_packed_rows_of_its_layer(void)
     marks m;
     colibri_message message;
     CHECK_OK(resolve(&c, "layers.1.moe.experts.5.up", &m, &message), message);
-    CHECK(m.kept[TAP_COUNT + TAP_DISPATCH_UP] && m.kept[TAP_COUNT + TAP_DISPATCH_TOKENS] && m.kept[TAP_COUNT + TAP_DISPATCH_OFFSETS]);
+    CHECK(m.kept[TAP_COUNT + TAP_DISPATCH_UP] && m.kept[TAP_COUNT + TAP_DISPATCH_TOKENS] &&
+          m.kept[TAP_COUNT + TAP_DISPATCH_OFFSETS]);
     CHECK(count(&m) == 2 * MOST_LAYERS + 3);
 }
 
@@ -130,7 +140,9 @@ static void test_a_pattern_that_names_nothing_names_the_nearest_path(void)
     config c = a_config(0);
     marks m;
     colibri_message message;
-    const struct { const char *pattern, *nearest; } wrong[] = {
+    const struct {
+        const char *pattern, *nearest;
+    } wrong[] = {
         {"layers.1.moe.gate", "\"layers.1.moe.gates\""},
         {"layers.1.moe.router_logit", "\"layers.1.moe.router_logits\""},
         {"layers.*.moe.expertids", "\"layers.*.moe.expert_ids\""},

@@ -122,7 +122,8 @@ int64_t snapshot_same(const snapshot *part, const snapshot *whole, const char *w
     for (int64_t i = 0; i < part->n; i++) {
         const snapshot_entry *a = &part->entries[i], *b = snapshot_find(whole, a->path);
         if (b == NULL || a->n_bytes != b->n_bytes || memcmp(a->bytes, b->bytes, (size_t)a->n_bytes) != 0) {
-            fprintf(stderr, "%s: %s differs (%lld and %lld bytes)\n", what, a->path, (long long)a->n_bytes, b ? (long long)b->n_bytes : -1);
+            fprintf(stderr, "%s: %s differs (%lld and %lld bytes)\n", what, a->path, (long long)a->n_bytes,
+                    b ? (long long)b->n_bytes : -1);
             exit(1);
         }
     }

@@ -1,7 +1,7 @@
 /* snapshot.h: every value that a session shows, under its tap path, for comparing two runs byte by byte.
  *
- * The rows of an expert are joined over all passes, so that runs cut into different passes can be compared. The packed rows as such
- * (dispatch.*) lie pass by pass and are left out: the experts' rows are views of them. */
+ * The rows of an expert are joined over all passes, so that runs cut into different passes can be compared. The packed rows as
+ * such (dispatch.*) lie pass by pass and are left out: the experts' rows are views of them. */
 #ifndef COLIBRI_TESTS_SNAPSHOT_H
 #define COLIBRI_TESTS_SNAPSHOT_H
 

@@ -20,29 +20,76 @@ uint32_t tiny_random(uint64_t *state)
 
 tiny_checkpoint tiny_mixtral(void)
 {
-    return (tiny_checkpoint){.model_type = "mixtral", .layers = 3, .hidden = 24, .heads = 4, .kv_heads = 2, .head_dim = 6, .vocab = 50,
-                             .experts = 6, .top_k = 2, .width = 19, .dense_layer = -1, .window = 5, .max_positions = 4096, .seed = 1};
+    return (tiny_checkpoint){.model_type = "mixtral",
+                             .layers = 3,
+                             .hidden = 24,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .head_dim = 6,
+                             .vocab = 50,
+                             .experts = 6,
+                             .top_k = 2,
+                             .width = 19,
+                             .dense_layer = -1,
+                             .window = 5,
+                             .max_positions = 4096,
+                             .seed = 1};
 }
 
 tiny_checkpoint tiny_qwen2_moe(void)
 {
-    return (tiny_checkpoint){.model_type = "qwen2_moe", .layers = 3, .hidden = 40, .heads = 4, .kv_heads = 2, .head_dim = 10, .vocab = 50,
-                             .experts = 5, .top_k = 3, .width = 17, .shared_width = 23, .dense_layer = 1, .max_positions = 4096, .seed = 2};
+    return (tiny_checkpoint){.model_type = "qwen2_moe",
+                             .layers = 3,
+                             .hidden = 40,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .head_dim = 10,
+                             .vocab = 50,
+                             .experts = 5,
+                             .top_k = 3,
+                             .width = 17,
+                             .shared_width = 23,
+                             .dense_layer = 1,
+                             .max_positions = 4096,
+                             .seed = 2};
 }
 
 tiny_checkpoint tiny_qwen3_moe(void)
 {
-    return (tiny_checkpoint){.model_type = "qwen3_moe", .layers = 2, .hidden = 24, .heads = 6, .kv_heads = 3, .head_dim = 16, .vocab = 50,
-                             .experts = 9, .top_k = 4, .width = 20, .dense_layer = -1, .max_positions = 4096, .seed = 3};
+    return (tiny_checkpoint){.model_type = "qwen3_moe",
+                             .layers = 2,
+                             .hidden = 24,
+                             .heads = 6,
+                             .kv_heads = 3,
+                             .head_dim = 16,
+                             .vocab = 50,
+                             .experts = 9,
+                             .top_k = 4,
+                             .width = 20,
+                             .dense_layer = -1,
+                             .max_positions = 4096,
+                             .seed = 3};
 }
 
 tiny_checkpoint tiny_olmoe(void)
 {
-    return (tiny_checkpoint){.model_type = "olmoe", .layers = 2, .hidden = 32, .heads = 4, .kv_heads = 4, .head_dim = 8, .vocab = 50,
-                             .experts = 8, .top_k = 4, .width = 16, .dense_layer = -1, .max_positions = 4096, .clip_qkv = 0.5f, .seed = 4};
+    return (tiny_checkpoint){.model_type = "olmoe",
+                             .layers = 2,
+                             .hidden = 32,
+                             .heads = 4,
+                             .kv_heads = 4,
+                             .head_dim = 8,
+                             .vocab = 50,
+                             .experts = 8,
+                             .top_k = 4,
+                             .width = 16,
+                             .dense_layer = -1,
+                             .max_positions = 4096,
+                             .clip_qkv = 0.5f,
+                             .seed = 4};
 }
 
-/* ---- the file ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the file -------------------------------------------------------------------------------------------------------------- */
 
 typedef struct writer {
     const tiny_checkpoint *t;
@@ -128,7 +175,8 @@ static void layer_tensors(writer *w, int l)
 
 static void write_config(const tiny_checkpoint *t, FILE *f)
 {
-    fprintf(f, "{\"model_type\": \"%s\", \"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0", t->model_type);
+    fprintf(f, "{\"model_type\": \"%s\", \"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0",
+            t->model_type);
     fprintf(f, ", \"vocab_size\": %d, \"hidden_size\": %d, \"num_hidden_layers\": %d", t->vocab, t->hidden, t->layers);
     fprintf(f, ", \"num_attention_heads\": %d, \"num_key_value_heads\": %d", t->heads, t->kv_heads);
     fprintf(f, ", \"max_position_embeddings\": %d, \"num_experts_per_tok\": %d", t->max_positions, t->top_k);
@@ -142,8 +190,10 @@ static void write_config(const tiny_checkpoint *t, FILE *f)
         if (t->clip_qkv > 0)
             fprintf(f, ", \"clip_qkv\": %g", (double)t->clip_qkv);
     } else {
-        fprintf(f, ", \"num_experts\": %d, \"moe_intermediate_size\": %d, \"intermediate_size\": %d", t->experts, t->width, 2 * t->width);
-        fprintf(f, ", \"norm_topk_prob\": %s, \"decoder_sparse_step\": 1", strcmp(t->model_type, "qwen3_moe") == 0 ? "true" : "false");
+        fprintf(f, ", \"num_experts\": %d, \"moe_intermediate_size\": %d, \"intermediate_size\": %d", t->experts, t->width,
+                2 * t->width);
+        fprintf(f, ", \"norm_topk_prob\": %s, \"decoder_sparse_step\": 1",
+                strcmp(t->model_type, "qwen3_moe") == 0 ? "true" : "false");
         if (t->dense_layer >= 0)
             fprintf(f, ", \"mlp_only_layers\": [%d]", t->dense_layer);
         if (t->shared_width > 0)
