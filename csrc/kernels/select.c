@@ -6,6 +6,39 @@
 #include "../utils/status.h"
 #include "tables.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+typedef struct cpu {
+    bool avx2, avx512; /* the CPU has it, and the operating system saves its registers */
+} cpu;
+
+/* XCR0: which register files the operating system saves. */
+static uint32_t enabled_states(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+static cpu detect(void)
+{
+    const uint32_t avx_states = 0x06, avx512_states = 0xe6; /* xmm, ymm; and opmask, upper zmm, zmm16-31 */
+    cpu found = {false, false};
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return found;
+    uint32_t states = enabled_states();
+    bool fma_f16c = (c & bit_AVX) && (c & bit_FMA) && (c & bit_F16C);
+    if (!fma_f16c || (states & avx_states) != avx_states || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return found;
+    found.avx2 = b & bit_AVX2;
+    found.avx512 = found.avx2 && (b & bit_AVX512F) && (b & bit_AVX512DQ) && (b & bit_AVX512BW) && (b & bit_AVX512VL) &&
+                   (states & avx512_states) == avx512_states;
+    return found;
+}
+#endif
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const kernels *available[4];
 static size_t n_available;
@@ -14,6 +47,13 @@ static char requested[32]; /* COLIBRI_ISA, cut; empty when not set */
 
 static void find_tables(void)
 {
+#if defined(__x86_64__)
+    cpu found = detect();
+    if (found.avx512)
+        available[n_available++] = &kernels_avx512;
+    if (found.avx2)
+        available[n_available++] = &kernels_avx2;
+#endif
     available[n_available++] = &kernels_scalar;
 
     const char *name = getenv("COLIBRI_ISA");

@@ -4,6 +4,10 @@
 
 #include "kernels.h"
 
+#if defined(__x86_64__)
+extern const kernels kernels_avx512; /* needs AVX-512 F, BW, DQ, VL */
+extern const kernels kernels_avx2;   /* needs AVX2, FMA, F16C */
+#endif
 extern const kernels kernels_scalar;
 
 #endif

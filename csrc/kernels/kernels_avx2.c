@@ -1,0 +1,74 @@
+/* kernels_avx2.c: the kernels in AVX2 with FMA and F16C: 8 lanes in a register, two registers make the 16 of the definition. */
+#include "tables.h"
+
+#if defined(__x86_64__)
+#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
+#error "compile this file with -mavx2 -mfma -mf16c"
+#endif
+#include <immintrin.h>
+
+#define TABLE kernels_avx2
+#define NAME "avx2"
+#define LANES 8
+#define TILE_X 3 /* 3 x 2 sums of two registers: 12 of 16; two weights, one x and the constant that widens bf16 fill the rest */
+#define TILE_W 2
+#define TILE_W1 4 /* 8 chains cover the latency of two FMA units */
+
+typedef __m256 vec;
+
+#define v_keep(a) __asm__("" : "+x"(a))
+
+static inline vec v_set(float f) { return _mm256_set1_ps(f); }
+static inline vec v_load(const void *p) { return _mm256_loadu_ps(p); }
+static inline void v_store(void *p, vec v) { _mm256_storeu_ps(p, v); }
+static inline vec v_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+static inline vec v_load_bf16(const void *p) /* both halves get all eight; one shuffle moves four of them up and clears the rest */
+{
+    const __m256i upper_bytes = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, /* */
+                                                 -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    return _mm256_castsi256_ps(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(p)), upper_bytes));
+}
+
+static inline __m256i mask_of(int count) /* lanes below count */
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline vec v_load_part(const void *p, int count) { return _mm256_maskload_ps(p, mask_of(count)); }
+static inline void v_store_part(void *p, vec v, int count) { _mm256_maskstore_ps(p, mask_of(count), v); }
+static inline vec v_first(int count, vec a, vec b) { return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(mask_of(count))); }
+
+static inline vec v_add(vec a, vec b) { return _mm256_add_ps(a, b); }
+static inline vec v_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+static inline vec v_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
+static inline vec v_div(vec a, vec b) { return _mm256_div_ps(a, b); }
+static inline vec v_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vec v_negate(vec a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+
+/* minps and maxps give their second operand when either is NaN. */
+static inline vec v_at_most(vec a, vec b) { return _mm256_min_ps(b, a); }
+static inline vec v_at_least(vec a, vec b) { return _mm256_max_ps(b, a); }
+static inline vec v_max(vec a, vec b) { return _mm256_blendv_ps(_mm256_max_ps(a, b), a, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
+
+static inline vec v_quiet(vec a)
+{
+    const vec quiet = _mm256_castsi256_ps(_mm256_set1_epi32(0x00400000));
+    return _mm256_or_ps(a, _mm256_and_ps(quiet, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+}
+
+static inline vec v_scale(vec e, vec shifted)
+{
+    __m256i n = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x4b400000)); /* the bits of EXP_ROUND */
+    __m256i first = _mm256_srai_epi32(n, 1), second = _mm256_sub_epi32(n, first), bias = _mm256_set1_epi32(127);
+    e = _mm256_mul_ps(e, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(first, bias), 23)));
+    return _mm256_mul_ps(e, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(second, bias), 23)));
+}
+
+static inline float v_fold(vec a)
+{
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+#include "lanes_kernels.h"
+#endif
