@@ -264,16 +264,12 @@ def test_A5_an_expert_number_that_is_repeated_or_out_of_range_is_refused_by_name
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
 def test_A6_gate_and_up_are_not_exchanged(family, form, tmp_path):
     """w1 = 1, w3 = 2, w2 = 1 (times identity) on [1, -1]; exchanged they would give [1.76159, 0.23841]."""
-    sizes = {
-        "hidden_size": 2,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "intermediate_size": 2,
-        "vocab_size": 1,
-    }
-    one = {"num_experts_per_tok": 1, "rms_norm_eps": 1e-30, "num_hidden_layers": 1, "head_dim": 2}
-    one |= {"num_local_experts" if family == "mixtral" else "num_experts": 1, "moe_intermediate_size": 2}
-    config = small_config(family, **sizes, **one, shared_expert_intermediate_size=2)
+    config = small_config(family) | {"hidden_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1}
+    config |= {"num_hidden_layers": 1, "vocab_size": 1, "rms_norm_eps": 1e-30, "num_experts_per_tok": 1}
+    config["num_local_experts" if family == "mixtral" else "num_experts"] = 1
+    for width in ("head_dim", "intermediate_size", "moe_intermediate_size"):
+        if width in config:
+            config[width] = 2
     eye = np.eye(2, dtype=np.float32)
     tensors = {}
     for name, shape in shapes(config).items():
@@ -323,7 +319,7 @@ def test_K1_any_number_of_experts_finds_winners_in_every_place(n_experts, tmp_pa
     logits[1, min(256, n_experts - 1)] = 9
     for top_k in {1, min(2, n_experts), min(8, n_experts), n_experts}:
         tape = fed(router_model(tmp_path / str(top_k), logits, top_k), list(range(16)), capture="moe").tape
-        assert tape.router_logits(0).tobytes() == logits.tobytes()
+        assert (tape.router_logits(0) == logits).all()
         assert tape.expert_ids(0)[0, 0] == n_experts - 1
         assert tape.expert_ids(0)[1, 0] == min(256, n_experts - 1)
         order = np.argsort(-tape.scores(0), axis=1, kind="stable")[:, :top_k]
@@ -332,7 +328,7 @@ def test_K1_any_number_of_experts_finds_winners_in_every_place(n_experts, tmp_pa
 
 
 def test_K1_more_experts_than_the_build_was_made_for_are_refused_with_both_numbers(tmp_path):
-    with pytest.raises(lab.UnsupportedError, match=r"1025.*1024|1024.*1025"):
+    with pytest.raises(lab.ColibriError, match=r"1025.*1024"):
         lab.open(router_model(tmp_path, np.zeros((1, 1025), np.float32), 2))
 
 

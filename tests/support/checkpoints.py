@@ -104,7 +104,7 @@ def small_config(family: str, **options) -> dict:
         base |= {"moe_intermediate_size": 19, "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
     if family == "qwen2_moe":
         base |= {"shared_expert_intermediate_size": 29, "hidden_size": 40}
-    if family == "qwen3_moe":
+    if family in ("mixtral", "qwen3_moe"):
         base |= {"head_dim": 10}
     if family == "olmoe":
         base |= {"hidden_size": 40, "norm_topk_prob": False, "clip_qkv": None}

@@ -175,9 +175,9 @@ def test_J2_every_way_of_feeding_nine_ids_gives_one_answer_that_is_transformers(
     cached, past = [], None
     with hf.torch.no_grad():
         for token in ids:
-            out = model(hf.torch.tensor([[token]]), past_key_values=past, use_cache=True)
+            out = model(hf.torch.tensor([[token]]), cache=past, use_cache=True)
             cached.append(out.logits[0, 0].numpy())
-            past = out.past_key_values
+            past = out.cache
     assert relative_error(session.tape["logits"], np.array(cached)) < 1e-5
 
 
