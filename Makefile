@@ -42,12 +42,12 @@ test-torch: $(call extra,test) $(call extra,hf) ## against transformers (install
 	$(BIN)/python -m pytest -m torch $(ARGS)
 
 engine: ## libcolibri.a, libcolibri.so and colibri_cli in build-engine/: no Python, no CMake
-	$(MAKE) -C csrc
+	$(MAKE) -C csrc -j $(JOBS)
 
 lint: $(call extra,test) $(call extra,dev) ## ruff, mypy, compiler warnings as errors
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) -C csrc check
+	$(MAKE) -C csrc -j $(JOBS) check
 
 bench: $(call extra,test) ## measure opening, prefill and decoding on this machine
 	$(BIN)/python benchmarks/bench.py $(ARGS)

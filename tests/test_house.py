@@ -20,6 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import colibri_lab as lab
+from colibri_lab import _core
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = {".py", ".c", ".h", ".cpp", ".hpp", ".js", ".css"}
@@ -92,6 +93,7 @@ import threading
 product = lambda: (2.2250738585072014e-308 * 0.25).hex()
 before = product()
 import colibri_lab as lab
+from colibri_lab import _core
 after_import = product()
 lab.open().session().feed("Once upon a time")
 seen = [after_import, product()]
@@ -203,6 +205,27 @@ def test_the_page_of_taps_is_the_engines_table() -> None:
 def project() -> dict[str, Any]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["project"]
+
+
+def test_the_engine_lives_without_python(tmp_path: Path) -> None:
+    """`make engine` builds two libraries and a command line that routes as the Python package does."""
+    subprocess.run(["make", "-C", str(ROOT / "csrc"), f"OUT={tmp_path}", "-j2"], check=True, capture_output=True)
+    assert (tmp_path / "libcolibri.a").exists() and (tmp_path / "libcolibri.so").exists()
+    session = lab.open().session()
+    session.feed([0, 401, 273])
+    command = [tmp_path / "colibri_cli", session.model.info["path"], "--ids", "0,401,273"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for layer, block in enumerate(printed.split("layer ")[1:]):
+        rows = re.findall(r"token \d+ \(id \d+\): +(\d+) \S+ +(\d+)", block)
+        assert [list(map(int, row)) for row in rows] == session.tape[f"layers.{layer}.moe.expert_ids"].tolist()
+
+
+def test_the_version_is_one() -> None:
+    """The package, its metadata and the engine agree on the version, and the changelog has an entry for it."""
+    cmake = (ROOT / "csrc" / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert f"project(colibri VERSION {lab.__version__} " in cmake
+    assert project()["version"] == lab.__version__ == _core.__version__
+    assert f"\n## {lab.__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_conda_environment_covers_every_dependency() -> None:
