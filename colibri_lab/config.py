@@ -19,10 +19,6 @@ class Config(Mapping[str, Any]):
     (keys a query sees, itself included; None for all).
     """
 
-    __slots__ = ("_values",)
-
-    _values: dict[str, Any]
-
     def __init__(self, fields: Mapping[str, Any], layers: list[tuple[bool, bool, int]]) -> None:
         per_layer = {
             "moe_layers": tuple(number for number, (is_moe, _, _) in enumerate(layers) if is_moe),
@@ -30,7 +26,7 @@ class Config(Mapping[str, Any]):
             "layer_types": tuple("sliding_attention" if window else "full_attention" for _, _, window in layers),
             "windows": tuple(window or None for _, _, window in layers),
         }
-        object.__setattr__(self, "_values", {**fields, **per_layer})
+        self._values: dict[str, Any] = {**fields, **per_layer}
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -47,7 +43,9 @@ class Config(Mapping[str, Any]):
             raise AttributeError(str(error)) from None
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a model's configuration is read-only; '{name}' cannot be set")
+        if name != "_values":
+            raise AttributeError(f"a model's configuration is read-only; '{name}' cannot be set")
+        super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

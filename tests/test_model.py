@@ -38,7 +38,8 @@ def test_a_path_may_be_a_folder_a_file_or_an_index(tmp_path: Path, of: str) -> N
     """str and PathLike; a .safetensors or index file stands beside its config.json. All give the same model."""
     folder = tiny_model(tmp_path / "m", sharded=of == "index")
     path = {
-        "folder": folder, "text": str(folder), "file": folder / "model.safetensors", "index": folder / "model.safetensors.index.json",
+        "folder": folder, "text": str(folder), "file": folder / "model.safetensors",
+        "index": folder / "model.safetensors.index.json",
     }[of]  # fmt: skip
     model, whole = lab.open(path), lab.open(tiny_model(tmp_path / "single"))
     assert list(model.weights) == list(whole.weights)
@@ -50,7 +51,7 @@ def test_a_wrong_path_is_told_what_lies_nearby(tmp_path: Path, folder: Path) -> 
     """The error names the path and similar names beside it."""
     with pytest.raises(lab.FileError, match=r"nothing at '.*tinny'; near it there is '.*tiny'"):
         lab.open(tmp_path / "tinny")
-    with pytest.raises(FileNotFoundError if False else OSError, match="nothing at"):
+    with pytest.raises(OSError, match="nothing at"):
         lab.open(tmp_path / "deep" / "down" / "here")
 
 
@@ -65,7 +66,9 @@ def test_the_configuration_is_read_only_and_names_the_nearest(folder: Path) -> N
     """Entries are attributes; an unknown one is told what it may have meant; nothing can be set."""
     config = lab.open(folder).config
     assert config["hidden_size"] == config.hidden_size == 32 and config.num_hidden_layers == 2
-    assert config.moe_layers == (0, 1) and config.layer_types == ("full_attention",) * 2 and config.windows == (None, None)
+    assert (
+        config.moe_layers == (0, 1) and config.layer_types == ("full_attention",) * 2 and config.windows == (None, None)
+    )
     assert config.gate_rule == "softmax_renormalised"
     assert dict(config)["vocab_size"] == 64 and "vocab_size" in config and config.get("nope") is None
     with pytest.raises(AttributeError, match="'hidden_sise'; did you mean 'hidden_size'"):
@@ -86,11 +89,11 @@ def test_windows_and_dense_layers_are_told_per_layer(tmp_path: Path) -> None:
     assert config.moe_layers == (0, 2) and config.shared_layers == (0, 2)
 
 
-def test_weights_iterate_in_the_order_of_the_forward_pass(folder: Path) -> None:
-    """Canonical names; shapes are [out, in]; an unknown name is told the nearest."""
+def test_weights_iterate_in_a_stated_order(folder: Path) -> None:
+    """embed, norm, lm_head, then layer by layer; shapes are [out, in]; an unknown name is told the nearest."""
     weights = lab.open(folder).weights
     names = list(weights)
-    assert names[0] == "embed" and names[-1] == "lm_head" and names[-2] == "norm"
+    assert names[:3] == ["embed", "norm", "lm_head"]
     assert names.index("layers.0.attn.q") < names.index("layers.0.moe.router") < names.index("layers.1.attn.q")
     assert names.index("layers.0.moe.experts.1.down") < names.index("layers.0.moe.experts.2.gate")
     assert weights["layers.0.moe.router"].shape == (4, 32) and weights["layers.0.moe.experts.3.down"].shape == (32, 24)
@@ -109,9 +112,7 @@ def test_weights_lie_in_the_mapped_file(folder: Path) -> None:
     for name in model.weights:
         view, place = model.weights[name], model.weights.describe(name)
         assert place.file == file
-        lies = [
-            int(span.split("-")[0], 16) - int(offset, 16) + place.file_offset for span, _, offset, *_ in maps
-        ]
+        lies = [int(span.split("-")[0], 16) - int(offset, 16) + place.file_offset for span, _, offset, *_ in maps]
         assert view.ctypes.data in lies, name
         assert type(view.base).__name__ == "Lease" and view.base.bytes == 0
 
@@ -129,7 +130,9 @@ def test_info_says_what_was_opened_and_how_it_runs(folder: Path) -> None:
     info = model.info
     stored = read_safetensors(folder / "model.safetensors")
     assert info["parameters"] == sum(t.size for t in stored.values()) and info["dtypes"] == {"float32": len(stored)}
-    assert info["files"] == [str(folder / "model.safetensors")] and info["bytes"] == sum(t.nbytes for t in stored.values())
+    assert info["files"] == [str(folder / "model.safetensors")] and info["bytes"] == sum(
+        t.nbytes for t in stored.values()
+    )
     assert info["isa"] in info["isa_available"] and "scalar" in info["isa_available"] and info["threads"] >= 1
     assert info["copied_weights"] == {} and info["model_type"] == "mixtral"
     model.session(max_tokens=8).feed([1, 2, 3])
@@ -149,7 +152,7 @@ def misaligned(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
 def test_C6_misaligned_tensors_have_right_values(tmp_path: Path, dtype: str) -> None:
-    """Values, tokens and logits equal the aligned file's; views are read-only aligned copies, listed with the reason."""
+    """Values, tokens and logits equal the aligned file's; views are aligned copies, listed with the reason."""
     right = lab.open(tiny_model(tmp_path / "right", dtype=dtype))
     odd = tiny_model(tmp_path / "odd", dtype=dtype)
     misaligned(odd)

@@ -40,7 +40,9 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def test_the_routing_is_what_numpy_makes_of_the_views(session: lab.Session) -> None:
-    """Router logits from the input and the weights, scores, ids and gates from the logits: each stage from the one before."""
+    """Router logits from the input and the weights, scores, ids and gates from the logits: each stage from the one
+    before.
+    """
     for layer in session.model.config.moe_layers:
         tape, weights = session.tape, session.model.weights
         x = tape[f"layers.{layer}.moe.input"].astype(np.float64)
@@ -63,7 +65,10 @@ def test_the_experts_are_what_numpy_makes_of_the_views(session: lab.Session) -> 
         rows = tape.expert_rows(layer, expert)
         assert np.array_equal(rows["tokens"], np.flatnonzero((ids == expert).any(axis=1)))
         assert np.array_equal(rows["input"], x[rows["tokens"]])
-        gate, up, down = (weights.float32(f"layers.{layer}.moe.experts.{expert}.{n}").astype(np.float64) for n in ("gate", "up", "down"))
+        gate, up, down = (
+            weights.float32(f"layers.{layer}.moe.experts.{expert}.{n}").astype(np.float64)
+            for n in ("gate", "up", "down")
+        )
         g, u = x[rows["tokens"]] @ gate.T, x[rows["tokens"]] @ up.T
         hidden = g / (1 + np.exp(-g)) * u
         if len(hidden):
@@ -97,8 +102,10 @@ def test_tap_shapes_follow_their_axes(session: lab.Session) -> None:
     """Every kept tap has the dtype of the table and the shape that its axes name."""
     c = session.model.config
     sizes = {
-        "T": len(IDS), "H": c.hidden_size, "E": c.num_experts, "k": c.top_k, "V": c.vocab_size, "heads": 4, "kv_heads": 2,
-        "head_dim": c.head_dim, "I": 192, "N": len(IDS) * c.top_k, "passes": 2, "E+1": c.num_experts + 1, "S": len(IDS), "1": 1,
+        "T": len(IDS), "H": c.hidden_size, "E": c.num_experts, "k": c.top_k, "V": c.vocab_size,
+        "heads": 4, "kv_heads": 2,
+        "head_dim": c.head_dim, "I": 192, "N": len(IDS) * c.top_k, "passes": 2,
+        "E+1": c.num_experts + 1, "S": len(IDS), "1": 1,
     }  # fmt: skip
     for path in session.tape:
         place = session.model._taps.find(path)
@@ -149,7 +156,11 @@ def test_a_trace_is_the_tape(session: lab.Session) -> None:
         assert np.array_equal(trace[f"layers.4.moe.experts.{expert}.output"], session.tape.expert_outputs(4, expert))
         assert np.array_equal(trace.expert_rows(4, expert)["hidden"], session.tape.expert_rows(4, expert)["hidden"])
     meta = trace.meta
-    assert (meta["producer"], meta["model_type"], meta["gate_rule"]) == ("colibri-lab", "mixtral", "softmax_renormalised")
+    assert (meta["producer"], meta["model_type"], meta["gate_rule"]) == (
+        "colibri-lab",
+        "mixtral",
+        "softmax_renormalised",
+    )
     assert trace.edits == [] and meta["model_identity"] == session.model.identity
 
 
@@ -200,7 +211,9 @@ def test_a_dense_layer_asked_for_routing_names_the_moe_layers(mixed: lab.Model) 
     session.feed([1, 2, 3])
     with pytest.raises(lab.TapError, match="layer 0 is dense and has no experts; MoE layers of this model: 1, 2"):
         session.tape.gates(0)
-    with pytest.raises(lab.TapError, match="layer 1 is a MoE layer and has no dense MLP; dense layers of this model: 0"):
+    with pytest.raises(
+        lab.TapError, match="layer 1 is a MoE layer and has no dense MLP; dense layers of this model: 0"
+    ):
         session.tape["layers.1.mlp.output"]
     assert session.tape["layers.0.mlp.output"].shape == (3, mixed.config.hidden_size)
     assert session.tape["layers.1.moe.shared.gate"].shape == (3, 1)
@@ -210,7 +223,7 @@ def test_a_dense_layer_asked_for_routing_names_the_moe_layers(mixed: lab.Model) 
 
 def test_a_model_without_shared_experts_says_so(session: lab.Session) -> None:
     """Asking for a shared expert that no layer has is an unknown tap."""
-    with pytest.raises(lab.TapError, match="layer 0 has no shared expert; .*: none"):
+    with pytest.raises(lab.TapError, match=r"layer 0 has no shared expert; .*: none"):
         session.tape["layers.0.moe.shared.output"]
 
 
@@ -220,7 +233,8 @@ def test_a_capture_of_patterns_keeps_what_it_names(model: lab.Model) -> None:
     session.feed(IDS)
     kept = {path for path in session.tape.stored() if ".attn." not in path}
     assert kept == {
-        "layers.1.output", "layers.2.moe.dispatch.input", "layers.2.moe.dispatch.tokens", "layers.2.moe.dispatch.offsets",
+        "layers.1.output", "layers.2.moe.dispatch.input", "layers.2.moe.dispatch.tokens",
+        "layers.2.moe.dispatch.offsets",
     }  # fmt: skip
     assert set(session.tape.expert_rows(2, 0)) == {"tokens", "input"}
     with pytest.raises(lab.ArgumentError, match="routing"):
