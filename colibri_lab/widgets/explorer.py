@@ -108,6 +108,11 @@ class RoutingExplorer(anywidget.AnyWidget):
 
     def __init__(self, session_or_trace: RunsPrompts | Trace) -> None:
         self._session: RunsPrompts | None = None
+        self._prompt: str | None = None
+        self._version = 0
+        self._work = threading.Lock()
+        self._stop = threading.Event()
+        self._data: ExplorerData | None = None
         if isinstance(session_or_trace, Trace):
             trace = session_or_trace
         elif callable(getattr(session_or_trace, "feed", None)) and callable(getattr(session_or_trace, "trace", None)):
@@ -122,11 +127,6 @@ class RoutingExplorer(anywidget.AnyWidget):
             raise ArgumentError(
                 f"RoutingExplorer takes a session or a trace, not {type(session_or_trace).__name__}{hint}"
             )
-        self._prompt: str | None = None
-        self._version = 0
-        self._work = threading.Lock()
-        self._stop = threading.Event()
-        self._data: ExplorerData | None = None
         self._show(trace)
         super().__init__()
         self.on_msg(self._on_message)
@@ -349,10 +349,17 @@ class RoutingExplorer(anywidget.AnyWidget):
         runs = self._session is not None
         return {
             **data.facts(), "title": self._title(), "runs": runs, "recipe": self._recipe(),
-            "prompt": self._prompt if self._prompt is not None else "".join(data.trace.texts),
+            "prompt": self._prompt if self._prompt is not None else self._text(),
             "why_not": "" if runs else "(opened from a trace; running needs a model)",
             "no_values": "" if recorded else "The trace holds no router logits; capture=\"routing\" keeps them.",
         }  # fmt: skip
+
+    def _text(self) -> str:
+        """What was fed, as text: without the special tokens that the tokenizer puts in front by itself."""
+        tokenizer = None if self._session is None else self._session.model.tokenizer
+        front = [] if tokenizer is None else tokenizer.encode("", special=True)
+        trace = self.trace
+        return "".join(trace.texts[len(front) if trace.ids[: len(front)] == list(front) else 0 :])
 
     def _title(self) -> str:
         data = self._shown

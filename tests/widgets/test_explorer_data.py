@@ -67,7 +67,9 @@ def test_the_load_is_that_of_the_analysis_and_its_band_is_chance() -> None:
 
 
 def test_G1_nan_and_infinite_logits_are_flagged_not_ranked() -> None:
-    """NaN, +Inf and −Inf each set their bit; NaN and +Inf leave no ranking, so margin and entropy are NaN; −Inf is a mask."""
+    """NaN, +Inf and −Inf each set their bit; NaN and +Inf leave no ranking, so margin and entropy are NaN; −Inf is a
+    mask.
+    """
     trace = synthetic_trace(2, 8, 2, 6, seed=0)
     logits = np.array(trace["layers.0.moe.router_logits"])
     loser = int(np.argmin(logits[3]))
@@ -131,7 +133,7 @@ def test_a_selection_is_completed_and_checked() -> None:
         data.check(3, 40, None)
     with pytest.raises(ArgumentError, match="Expert 9 does not exist: layer 3 has experts 0 to 7"):
         data.check(3, 7, 9)
-    with pytest.raises(ArgumentError, match="token must be a whole number, not 1.5"):
+    with pytest.raises(ArgumentError, match=r"token must be a whole number, not 1\.5"):
         data.check(3, 1.5, None)
     with pytest.raises(ArgumentError, match="no token to select"):
         ed.ExplorerData(synthetic_trace(2, 4, 1, 0)).check(0, 0, None)

@@ -67,9 +67,7 @@ export class Explorer {
       if (act) this.press(act);
       else if (by) this.setColour(by, true);
     });
-    parts.prompt.addEventListener("input", () => fitPrompt(parts.prompt));
-    parts.prompt.addEventListener("focus", () => fitPrompt(parts.prompt));
-    parts.prompt.addEventListener("blur", () => fitPrompt(parts.prompt));
+    for (const name of ["input", "focus", "blur"]) parts.prompt.addEventListener(name, () => fitPrompt(parts));
   }
 
   receive(content, buffers) {
@@ -100,7 +98,8 @@ export class Explorer {
     parts.layerspan.textContent = store.L ? `of ${names[0]}–${names[store.L - 1]}` : "";
     parts.facts.textContent = store.facts.title;
     parts.hints.innerHTML = [["←→", "token"], ["↑↓", "layer"], [store.E <= 10 ? `0–${store.E - 1}` : "X", "expert"], ["C", "colour"], ["?", "all keys"]].map(([k, w]) => `<span class="kbd">${k}</span> ${w}`).join(" ");
-    if (document.activeElement !== parts.prompt) parts.prompt.value = store.facts.prompt;
+    if (!parts.prompt.classList.contains("open")) parts.prompt.value = store.facts.prompt;
+    fitPrompt(parts);
     this.showState();
     this.adopt(this.model.get("selection"), true);
     this.askForLayers();
@@ -367,9 +366,11 @@ export class Explorer {
   }
 }
 
-function fitPrompt(prompt) {
-  const open = document.activeElement === prompt;
+// In focus the prompt opens over what is below it; else it is one line, with marks where lines end.
+function fitPrompt({ prompt, oneline }) {
+  const open = prompt.matches(":focus");
   prompt.classList.toggle("open", open);
+  oneline.textContent = open ? "" : prompt.value.replace(/\n/g, "⏎");
   prompt.style.height = "";
   if (open) prompt.style.height = `${Math.min(180, Math.max(28, prompt.scrollHeight + 2))}px`;
 }

@@ -23,7 +23,7 @@ export function buildShell(root, uid) {
   const keys = KEYS.map(([k, what]) => `<tr><td><span class="kbd">${k}</span></td><td>${what}</td></tr>`).join("");
   root.innerHTML = `
 <div class="head"><b>Routing Explorer</b><span class="facts"></span><span class="sp"></span><span class="live" data-state="idle"></span>${button("recipe", "Copy as code")}${button("html", "Save HTML")}</div>
-<div class="row promptrow"><div class="promptbox"><textarea class="prompt" rows="1" aria-label="Prompt" spellcheck="false" ${SUPPRESS}></textarea></div>${button("run", "Run<kbd>⇧⏎</kbd>", "pri")}${button("generate", "Generate 32")}${button("stop", "Stop")}</div>
+<div class="row promptrow"><div class="promptbox"><textarea class="prompt" rows="1" aria-label="Prompt" spellcheck="false" ${SUPPRESS}></textarea><span class="oneline" aria-hidden="true"></span></div>${button("run", "Run<kbd>⇧⏎</kbd>", "pri")}${button("generate", "Generate 32")}${button("stop", "Stop")}</div>
 <div class="ctl"><span><label for="${uid}-layer">Layer</label> <input id="${uid}-layer" class="layer" type="range" min="0" max="0" value="0" ${SUPPRESS}> <b class="layername"></b> <span class="q layerspan"></span></span><span><span class="q" id="${uid}-by">Colour text by</span> <span class="seg" role="group" aria-labelledby="${uid}-by">${["expert", "entropy", "margin"].map((by) => `<button type="button" data-by="${by}" aria-pressed="false" ${SUPPRESS}>${by}</button>`).join("")}</span></span><span class="numberbox" hidden><label for="${uid}-x">Expert</label> <input id="${uid}-x" class="number" inputmode="numeric" size="4" ${SUPPRESS}></span></div>
 <div class="work" role="status" hidden><span class="worktext"></span><div class="meter"><span></span></div></div>
 <div class="fault" role="alert" hidden><p><span class="badge bad">ERROR</span> <span class="faulttext"></span></p><div>${button("traceback", "Show traceback", "low")}${button("copytrace", "Copy", "low")}${button("dismiss", "Dismiss", "low")} <span class="q">The view keeps its last good state.</span></div><pre class="trace" hidden tabindex="0" ${SUPPRESS}></pre></div>
@@ -38,7 +38,7 @@ export function buildShell(root, uid) {
 <div class="foot"><span>Selected</span><code class="code"></code>${button("copy", "Copy", "low")}<span class="said" role="status"></span><span class="sp"></span><span class="hints"></span></div>
 <div class="help card" role="dialog" aria-label="Keys" hidden><h3>Keys</h3><table>${keys}</table>${button("closehelp", "Close", "low")}</div>`;
   const find = (selector) => root.querySelector(selector);
-  const names = ["facts", "live", "prompt", "layer", "layername", "layerspan", "numberbox", "number", "work", "worktext", "fault", "faulttext", "trace", "say", "body", "strip", "tokens", "tcard", "maps", "ecard", "twins", "empty", "code", "said", "hints", "help"];
+  const names = ["facts", "live", "prompt", "oneline", "layer", "layername", "layerspan", "numberbox", "number", "work", "worktext", "fault", "faulttext", "trace", "say", "body", "strip", "tokens", "tcard", "maps", "ecard", "twins", "empty", "code", "said", "hints", "help"];
   const parts = Object.fromEntries(names.map((name) => [name, find("." + name)]));
   parts.meter = find(".meter span");
   parts.top = find("canvas.top");

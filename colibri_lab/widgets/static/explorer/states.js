@@ -29,7 +29,7 @@ export function showStatus(parts, store, status, kernel) {
   html.hidden = kernel === "page";
   parts.prompt.disabled = !runs || !able;
   parts.prompt.placeholder = runs ? "Type a prompt, then press Run" : store?.facts.why_not ?? "";
-  if (!runs && store) parts.prompt.value = "";
+  if (!runs && store) parts.prompt.value = parts.oneline.textContent = "";
   parts.work.hidden = !(working || waiting) && able;
   parts.work.classList.toggle("nokernel", !able);
   parts.body.classList.toggle("dimmed", working);
