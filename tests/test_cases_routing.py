@@ -324,7 +324,7 @@ def test_K1_any_number_of_experts_finds_winners_in_every_place(n_experts, tmp_pa
         assert tape.expert_ids(0)[1, 0] == min(256, n_experts - 1)
         order = np.argsort(-tape.scores(0), axis=1, kind="stable")[:, :top_k]
         assert tape.expert_ids(0).tolist() == order.tolist()
-        np.testing.assert_allclose(tape.gates(0).sum(1), 1, rtol=1e-6)
+        np.testing.assert_allclose(tape.gates(0).sum(1), 1, rtol=2e-5)
 
 
 def test_K1_more_experts_than_the_build_was_made_for_are_refused_with_both_numbers(tmp_path):

@@ -2,7 +2,7 @@
  *
  * The reference computes 1 / theta^(2j/d) in float32: exponent, power and reciprocal are each rounded. One unit in the last place
  * of the power matters: at position 30,000 it turns the fast pairs by 1e-3. So the power is rounded as the reference rounds it,
- * which is not always to nearest. torch hands whole blocks of 16 exponents to a vector routine (powf of the SLEEF library, one unit
+ * which is not always to nearest. torch hands whole blocks of 16 exponents to a vector routine (powf of SLEEF, one unit
  * off in 1.6 % of cases) and a shorter rest to the C library's powf (off in 1 of 10,000). power_of_block and power_nearest below
  * gave the bits of torch 2.13 for 64,931 of 64,935 powers (117 bases, 12 head sizes); nearest alone differs in 1,033. Where torch
  * finds AVX-512 its blocks hold 32 exponents: the same for head_dim 64, 128, 192 and 256; other sizes may differ by that unit.
@@ -52,7 +52,7 @@ static float power_nearest(double log_base, float exponent)
 }
 
 /* SLEEF's powf: ln base = n ln 2 + 2 s + s^3 p(s^2) with base = 2^n m and 0.75 <= m < 1.5, and e^r = 1 + r + r^2 h(r). The short
- * p and h are evaluated in float32 and all else in about 48 bits, for which float64 stands here; so their error makes the result. */
+ * p and h are in float32, all else in about 48 bits, for which float64 stands here: their error makes the result. */
 static float power_of_block(float base, float exponent)
 {
     int n;

@@ -1,4 +1,4 @@
-/* Rotary frequencies against float32 values that torch 2.13 computed on a CPU with AVX2; rounding to nearest would give others. */
+/* Rotary frequencies against float32 values that torch 2.13 computed on a CPU with AVX2; nearest would give others. */
 #include "check.h"
 #include "model/config.h"
 #include "utils/half.h"
