@@ -142,7 +142,9 @@ def test_A3_a_token_whose_logits_are_all_nan_gets_valid_distinct_experts(tmp_pat
     embedding = tensors["model.embed_tokens.weight"].copy()
     embedding[2] = np.nan
     dirty = write_checkpoint(tmp_path / "dirty", config, tensors | {"model.embed_tokens.weight": embedding})
-    tape = fed(dirty, [0, 1, 2]).tape
+    session = fed(dirty, [0, 1, 2])
+    tape = session.tape
+    assert np.isnan(lab.routing.margin(session.trace())).tolist() == [[False, False, True]]  # the token is marked
     assert np.isnan(tape.router_logits(0)[2]).all()
     assert np.isnan(tape.scores(0)[2]).all()
     assert_rows(tape.expert_ids(0), 8)
@@ -296,14 +298,17 @@ def test_B3_an_unused_expert_full_of_nan_changes_no_byte(bad, tmp_path):
     broken = {name: np.full_like(value, bad) for name, value in tensors.items() if name.startswith(prefix)}
     assert len(broken) == 3
     write_checkpoint(tmp_path / "broken", config, tensors | broken)
-    clean, dirty = (fed(tmp_path / name, list(range(16))).tape for name in ("clean", "broken"))
+    sessions = [fed(tmp_path / name, list(range(16))) for name in ("clean", "broken")]
+    clean, dirty = (session.tape for session in sessions)
     assert list(clean) == list(dirty)
     for path in clean:
         assert clean[path].tobytes() == dirty[path].tobytes(), path
     assert np.isfinite(dirty["logits"]).all()
     assert dirty["layers.0.moe.experts.5.output"].shape == (0, config["hidden_size"])
-    weights = dirty._session.model.weights
-    assert not np.isfinite(weights["layers.0.moe.experts.5.gate"]).any()
+    found = lab.nan.weights(sessions[1])
+    assert [weight.name for weight in found] == [f"layers.0.moe.experts.5.{name}" for name in ("gate", "up", "down")]
+    assert all(str(weight).endswith("expert 5 was never used") for weight in found)
+    assert lab.nan.weights(sessions[0]) == []
 
 
 # ---- K1, K2: numbers of experts and of tokens ----
