@@ -133,7 +133,8 @@ static colibri_status place_tensors(const reader *r, safetensors *s)
 {
     const mapfile *file = r->file;
     int64_t n_data = file->n_bytes - r->data_start, at = 0;
-    qsort(s->tensors, (size_t)s->n_tensors, sizeof *s->tensors, compare_offsets);
+    if (s->n_tensors > 0)
+        qsort(s->tensors, (size_t)s->n_tensors, sizeof *s->tensors, compare_offsets);
     for (int64_t i = 0; i < s->n_tensors; i++) {
         tensor *t = &s->tensors[i];
         const char *before = i == 0 ? "the start of the data" : t[-1].name;
