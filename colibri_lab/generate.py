@@ -74,10 +74,10 @@ def _tokens(
                     f"while generate was running, another hand took the session from {length} to "
                     f"{session._engine.length} tokens"
                 )
-            logits = session.logits
-            if np.isnan(logits).any() or not np.isfinite(logits.max()):
-                raise _not_finite(session, step, logits)
-            number, logprob = draw(logits)
+            try:
+                number, logprob = draw(session.logits)
+            except NonFiniteError:
+                raise _not_finite(session, step) from None
             session.feed([number], progress=False)
             length += 1
             last = step == n - 1 or number in stops or length == session.max_tokens
@@ -101,11 +101,11 @@ def _stream(session: Session) -> TextStream | None:
     return stream
 
 
-def _not_finite(session: Session, step: int, logits: Array) -> NonFiniteError:
+def _not_finite(session: Session, step: int) -> NonFiniteError:
     """The error that names where the first bad value stands. Replays the ids when this session did not keep enough to
     tell.
     """
-    nan, inf, _, _ = core.census(logits)
+    nan, inf, _, _ = core.census(session.logits)
     count = session._engine.length
     layers = range(session.model.config.num_hidden_layers)
     wanted = ["embed", *(f"layers.{layer}.output" for layer in layers), "norm"]

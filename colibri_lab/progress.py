@@ -55,5 +55,6 @@ def _bar(total: int, unit: str, label: str, elapsed: float) -> Any:
     from tqdm.auto import tqdm  # here, because it loads a widget library inside notebooks
 
     bar = tqdm(total=total, unit=f" {unit}", desc=label, leave=False, mininterval=0.1)
-    bar.start_t -= elapsed
+    bar.start_t -= elapsed  # it was born late; its rate counts from the beginning
+    bar.last_print_t -= elapsed
     return bar

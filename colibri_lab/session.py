@@ -34,7 +34,7 @@ class Pass:
 
     def __init__(self, session: Session, index: int, logits: Array | None) -> None:
         self.index = index
-        self.start, self.stop = session._engine.passes()[index]
+        self.start, self.stop = session._engine.pass_bounds(index)
         self.ids: list[int] = session._ids[self.start : self.stop]
         self.tape = Tape(session, index)
         self._logits = logits
@@ -70,7 +70,7 @@ class Passes(Sequence[Pass]):
         self._session = session
 
     def __len__(self) -> int:
-        return len(self._session._engine.passes())
+        return self._session._engine.pass_count
 
     @overload
     def __getitem__(self, index: int) -> Pass: ...
@@ -216,7 +216,7 @@ class Session:
         return self._engine.memory()
 
     def trace(self) -> Trace:
-        """All that was captured, as a Trace over the same memory: no copy. It stays as it is when the session goes on."""
+        """What was captured, as a Trace over the same memory (no copy). It stays as it is when the session goes on."""
         with self._alone():
             config, tape = self.model.config, self.tape
             arrays = {path: tape[path] for path in tape.stored()}
@@ -233,7 +233,7 @@ class Session:
                 "gate_rule": self.gate_mode,
                 "gate_mode": self.gate_mode,
                 "capture": list(self.capture),
-                "passes": [list(bounds) for bounds in self._engine.passes()],
+                "passes": [list(self._engine.pass_bounds(index)) for index in range(self._engine.pass_count)],
                 "edits": [],
             }
             return Trace(arrays, ids=self.ids, texts=self.texts, meta=meta)

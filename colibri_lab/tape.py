@@ -96,7 +96,7 @@ class Tape(Mapping[str, Array]):
         """
         table, engine = self._session.model._taps, self._session._engine
         first = table.find(f"layers.{layer}.moe.experts.{expert}.tokens")
-        passes = range(len(engine.passes())) if self._pass < 0 else range(self._pass, self._pass + 1)
+        passes = range(engine.pass_count) if self._pass < 0 else range(self._pass, self._pass + 1)
         rows = {}
         for number, kind in enumerate(table.kinds):
             place = Place(number, first.layer, first.expert)

@@ -19,10 +19,10 @@ __all__ = ["Weights"]
 class Weights(Mapping[str, NDArray[Any]]):
     """Read-only arrays [out, in] in the stored dtype (`ml_dtypes.bfloat16` for bf16), no copy; a bias is `name.bias`.
 
-    Names iterate as `embed, norm, lm_head`, then layer by layer in the order of the forward pass. An array keeps the mapping alive and cannot be made
-    writable. A tensor that its file places at an unaligned address comes as a read-only copy;
-    `model.info["copied_weights"]` lists those. Reading a view of a file that shrinks meanwhile is not guarded by the
-    engine: a new look-up raises FileError, an old view cannot.
+    Names iterate as `embed, norm, lm_head`, then layer by layer in the order of the forward pass. An array keeps the
+    mapping alive and cannot be made writable. A tensor that its file places at an unaligned address comes as a read-
+    only copy; `model.info["copied_weights"]` lists those. Reading a view of a file that shrinks meanwhile is not
+    guarded by the engine: a new look-up raises FileError, an old view cannot.
     """
 
     def __init__(self, engine: _core.Model) -> None:

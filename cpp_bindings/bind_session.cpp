@@ -114,15 +114,11 @@ static py::array logits(Session &session)
     return view(array, new_lease(lease));
 }
 
-static py::tuple passes(const Session &session)
+static std::pair<int64_t, int64_t> pass_bounds(const Session &session, int64_t index)
 {
-    py::tuple out(colibri_session_pass_count(session.get()));
-    for (size_t i = 0; i < out.size(); i++) {
-        int64_t start = 0, stop = 0;
-        colibri_session_pass(session.get(), (int64_t)i, &start, &stop);
-        out[i] = py::make_tuple(start, stop);
-    }
-    return out;
+    int64_t start = 0, stop = 0;
+    colibri_session_pass(session.get(), index, &start, &stop);
+    return {start, stop};
 }
 
 static py::dict memory(const Session &session)
@@ -147,9 +143,10 @@ void bind_session(py::module_ &m)
         .def("captures", [](const Session &s, size_t kind, int64_t layer) { return colibri_session_captures(s.get(), kind, layer); },
              py::arg("kind"), py::arg("layer"))
         .def("logits", &logits)
-        .def("passes", &passes)
+        .def("pass_bounds", &pass_bounds, py::arg("index"), "(start, stop) in tokens; (0, 0) when there is no such pass.")
         .def("memory", &memory)
         .def_property_readonly("length", [](const Session &s) { return colibri_session_length(s.get()); })
+        .def_property_readonly("pass_count", [](const Session &s) { return colibri_session_pass_count(s.get()); })
         .def_property_readonly("max_tokens", [](const Session &s) { return colibri_session_max_tokens(s.get()); })
         .def_property_readonly("threads", [](const Session &s) { return colibri_session_threads(s.get()); });
 }

@@ -312,6 +312,12 @@ def test_F5_views_come_and_go_while_a_pass_runs(model: lab.Model) -> None:
     assert model.memory()["users"] == before
 
 
+@pytest.mark.soak
+def test_F5_views_come_and_go_for_a_minute(model: lab.Model) -> None:
+    """The same for sixty seconds."""
+    print(churn(model.session(capture="all", max_tokens=96), 60.0), "passes")
+
+
 def test_F5_the_last_reference_to_a_model_may_go_while_it_runs() -> None:
     """A pass in progress keeps its session, and the session its model."""
     holder = {"session": lab.open().session(max_tokens=512)}
