@@ -31,7 +31,8 @@ SHOWCASE = [  # parts of one prompt, each with its domain; joined by a blank lin
     [
         (
             "python",
-            "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, value):\n        self.items.append(value)",
+            "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
+            "    def push(self, value):\n        self.items.append(value)",
         ),
         (
             "markup",
@@ -41,7 +42,8 @@ SHOWCASE = [  # parts of one prompt, each with its domain; joined by a blank lin
     [
         (
             "markup",
-            '<ul class="green">\n    <li><a href="/lamp/4.html">lamp</a></li>\n    <li><a href="/chair/7.html">chair</a></li>\n  </ul>',
+            '<ul class="green">\n    <li><a href="/lamp/4.html">lamp</a></li>\n'
+            '    <li><a href="/chair/7.html">chair</a></li>\n  </ul>',
         ),
         ("english", "Then the angel of the LORD came again, and stood by the river, and spake unto him."),
     ],

@@ -1,10 +1,10 @@
 """Measure the bundled model through colibri-lab's own engine and write report.json and report.md.
 
-    python report.py CORPUS_DIR [--model FOLDER] [--training training.json] [--out .]
+    python report.py CORPUS_DIR [--model FOLDER] [--figures training_figures.json] [--out .]
 
-CORPUS_DIR is what build_corpus.py wrote; each domain of held-out text weighs the same. No torch: the losses, the routing, the
-text and the silenced experts all come from the engine, so that this page also checks it against training_figures.json,
-which holds what the training code measured.
+CORPUS_DIR is what build_corpus.py wrote; each domain of held-out text weighs the same. No torch: the losses, the
+routing, the text and the silenced experts all come from the engine, so that this page also checks it against
+training_figures.json, which holds what the training code measured.
 """
 
 from __future__ import annotations

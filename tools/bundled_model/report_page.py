@@ -81,17 +81,23 @@ def loss(r: dict[str, Any]) -> str:
 
 def routing(r: dict[str, Any]) -> str:
     words = (
-        f"{r['routing_tokens']:,} held-out tokens, the same number from each domain. MI is the mutual information of domain "
-        "and first-choice expert in bits (at most 3). The nulls shuffle the domain labels: over tokens, over whole windows "
-        "(99th percentile). *Token alone* is the MI left when domains are shuffled among equal tokens: the part that the "
-        "token itself explains; the rest is context."
+        f"{r['routing_tokens']:,} held-out tokens, the same number from each domain. MI is the mutual information of "
+        "domain and first-choice expert in bits (at most 3). The nulls shuffle the domain labels: over tokens, over "
+        "whole windows (99th percentile). *Token alone* is the MI left when domains are shuffled among equal tokens: "
+        "the part that the token itself explains; the rest is context."
     )
     header = "layer|max/mean load|min/mean|load entropy|router entropy|MI domain|null tokens|null windows p99"
     rows = [
-        [number, f["max_over_mean"], f["min_over_mean"], f["load_entropy_bits"], f["router_entropy_bits"]]
-        + [f"**{f['domain_information_bits']:.3f}**", f"{f['null_tokens_shuffled']['mean']:.4f}"]
-        + [f"{f['null_windows_shuffled']['p99']:.3f}", f"{f['information_explained_by_token_alone_bits']:.3f}"]
-        + [f"{f['token_information_bits']:.3f}", f"{f['token_null']['mean']:.3f}"]
+        [
+            number,
+            *(f[name] for name in ("max_over_mean", "min_over_mean", "load_entropy_bits", "router_entropy_bits")),
+            f"**{f['domain_information_bits']:.3f}**",
+            f"{f['null_tokens_shuffled']['mean']:.4f}",
+            f"{f['null_windows_shuffled']['p99']:.3f}",
+            f"{f['information_explained_by_token_alone_bits']:.3f}",
+            f"{f['token_information_bits']:.3f}",
+            f"{f['token_null']['mean']:.3f}",
+        ]
         for number, f in enumerate(r["layers"])
     ]
     return per_layer("Routing", words, [*header.split("|"), "token alone", "MI token", "its null"], rows)
@@ -117,14 +123,14 @@ def preferences(r: dict[str, Any]) -> str:
         return f"e{x['expert']}: {x['domain']} ({x['share']:.0%}, {x['lift']:.1f}×)"
 
     rows = [[number, "; ".join(map(one, f["preferences"]))] for number, f in enumerate(r["layers"])]
-    words = "Of each expert the domain that chooses it most: share of its tokens, times the expert's mean over domains."
+    words = "Of each expert the domain that chooses it most: share of its tokens, times the expert's mean share."
     return per_layer("The strongest preferences", words, ["layer", "experts"], rows)
 
 
 def typical(r: dict[str, Any]) -> str:
     parts = [
-        "## Tokens most specific to each expert\n\nTokens seen at least 30 times, ranked by the lower 95 % bound of the "
-        "share of their occurrences that choose the expert (shown in percent); · is a space."
+        "## Tokens most specific to each expert\n\nTokens seen at least 30 times, ranked by the lower 95 % bound of "
+        "the share of their occurrences that choose the expert (shown in percent); · is a space."
     ]
     for number, f in enumerate(r["layers"]):
         rows = [
