@@ -205,6 +205,7 @@ def planted_sessions(runs: Runs, place: str, value: float, **options) -> Future:
 
 
 VALUES = [np.inf, np.nan]
+BESIDE = [name for name in SETTINGS if name not in ("3 threads", "captures all")]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -214,7 +215,7 @@ def test_every_code_path_spreads_a_planted_value_the_same_way(runs, place, value
     other_paths(runs, isa, capsys, lambda **options: planted_sessions(runs, place, value, **options))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", BESIDE)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("place", PLANTED)
 def test_every_setting_spreads_a_planted_value_the_same_way(runs, place, value, setting):
@@ -232,3 +233,32 @@ def test_a_planted_value_reaches_the_tape(runs, place, value):
     for a, b in zip(clean["sessions"], dirty["sessions"], strict=True):
         assert a["taps"]["logits"] != b["taps"]["logits"]
         assert a["taps"]["layers.0.attn.norm"] == b["taps"]["layers.0.attn.norm"] or place.startswith("the embedding")
+
+
+CROSS = [
+    pytest.param(isa, threads, split, name, id=f"{isa}, {threads} threads, {split.__name__}, captures {name}")
+    for isa in ISAS
+    for threads in (1, 2, 4)
+    for split in (at_once, one_by_one, random_chunks)
+    for name in ("all", "routing")
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("isa", "threads", "split", "name"), CROSS)
+def test_every_combination_gives_the_same_bytes(runs, isa, threads, split, name, capsys):
+    """Code path times threads times chunking times capture, over eight generated sessions."""
+    options = {"threads": threads, "split": split, "capture": CAPTURES[name]}
+    other_paths(runs, isa, capsys, lambda **path: bundled(runs, **path, **(options if path else {})))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("configuration", ["olmoe", "qwen2_moe", "qwen2_moe_step", "qwen3_moe_yarn", "mixtral/bf16"])
+def test_2000_tokens_of_other_families_give_the_same_bytes(runs, configuration, setting):
+    prompt = [golden_of(configuration)["input_ids"].tolist()]
+
+    def start(**options) -> Future:
+        return runs.start(REFERENCE / configuration, prompt, generate=2000, **{"capture": ["all"], **options})
+
+    assert_same(start().result(), start(**SETTINGS[setting]).result())
