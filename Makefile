@@ -13,8 +13,8 @@ CMAKE := $(or $(shell command -v cmake 2>/dev/null),$(abspath $(BIN))/cmake)
 CTEST := $(or $(shell command -v ctest 2>/dev/null),$(abspath $(BIN))/ctest)
 JOBS  ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-# extra NAME = the stamp of `pip install -e .[NAME]`
-extra = $(VENV)/stamps/$(1)
+# $(call extra,NAME): this package, up to date, and what its extra NAME asks for
+extra = $(VENV)/stamps/package $(VENV)/stamps/$(1)
 
 .PHONY: help lab test test-c test-python test-browser test-torch wheel engine lint bench soak clean FORCE
 .DELETE_ON_ERROR:
@@ -52,9 +52,8 @@ lint: $(call extra,test) $(call extra,dev) ## ruff, mypy, compiler warnings as e
 bench: $(call extra,test) ## measure opening, prefill and decoding on this machine
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
-soak: $(call extra,test) ## long runs: leaks and load (log in benchmarks/soak/)
-	mkdir -p benchmarks/soak
-	$(BIN)/python -m pytest -m soak -s $(ARGS) 2>&1 | tee benchmarks/soak/last.log
+soak: $(CMAKE) $(call extra,test) ## runs of minutes: fuzzing (clang), leaks, load; log in benchmarks/soak/
+	sh tools/soak.sh $(BIN)/python $(ARGS)
 
 clean: ## remove everything that was built here; workbench/ stays
 	rm -rf $(VENV) build build-* dist .pytest_cache .mypy_cache .ruff_cache
@@ -69,9 +68,13 @@ $(FILE_LIST): FORCE | $(BIN)/python
 	@find colibri_lab notebooks -name __pycache__ -prune -o -type f ! -name '*.pyc' ! -name '*.so' -print | LC_ALL=C sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-$(VENV)/stamps/%: $(BUILD_INPUTS) $(FILE_LIST) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+$(VENV)/stamps/package: $(BUILD_INPUTS) $(FILE_LIST) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
 	@mkdir -p $(@D) && touch $@
+
+$(VENV)/stamps/%: pyproject.toml | $(VENV)/stamps/package
+	$(BIN)/python tools/install_extra.py $*
+	@touch $@
 
 $(abspath $(BIN))/cmake: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet 'cmake>=3.20' ninja

@@ -1,0 +1,31 @@
+#!/bin/sh
+# soak.sh PYTHON [SECONDS]: runs of minutes, before an issue is closed. Fuzzes each tests/c/fuzz_*.c (libFuzzer of clang, address and
+# undefined-behaviour sanitizers) and runs the Python tests marked `soak`, SECONDS each (default 120). The log is benchmarks/soak/<date>.log.
+set -eu
+cd "$(dirname "$0")/.."
+python=$1
+seconds=${2:-120}
+build=build-soak
+log=benchmarks/soak/$(date +%Y-%m-%d).log
+mkdir -p benchmarks/soak $build/corpus
+
+run() {
+    echo "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), $seconds s each"
+    cmake -S csrc -B $build -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCOLIBRI_BUILD_TESTS=OFF \
+        -DCOLIBRI_SANITIZE=address,undefined,fuzzer-no-link >/dev/null
+    cmake --build $build --target colibri --parallel 2 >/dev/null
+    for source in tests/c/fuzz_*.c; do
+        name=$(basename "$source" .c)
+        clang -g -O1 -std=c99 -D_POSIX_C_SOURCE=200809L -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+            -Icsrc -Icsrc/include "$source" $build/libcolibri.a -lm -pthread -o "$build/$name"
+        mkdir -p "$build/corpus/$name"
+        echo "== $name"
+        "$build/$name" -max_total_time="$seconds" -max_len=4096 -print_final_stats=1 -verbosity=0 \
+            -artifact_prefix="$build/" "$build/corpus/$name"
+    done
+    echo "== pytest -m soak"
+    COLIBRI_SOAK_SECONDS=$seconds "$python" -m pytest -m soak -s -v
+}
+
+{ run && echo "all passed"; } >"$log" 2>&1 || { tail -n 30 "$log"; echo "failed: see $log"; exit 1; }
+cat "$log"
