@@ -7,262 +7,44 @@
  *         logits = router r;  ids, gates = top-k                  router
  *         rows of r, packed expert by expert                      dispatcher
  *         y_e = down( silu(gate x) * (up x) )                     experts
- *         y = sum of gates * y_e (+ shared expert)                aggregator
+ *         y = sum of gates * y_e (+ shared expert)                shared, aggregator
  *         x = h + y                                               residual
  *     logits = lm_head( norm(x) )
  *
- * Every stage takes (session, layer), reads rows that earlier stages left, and leaves its own where taps show them. */
+ * A dense layer has one network for all tokens where the experts stand. */
 #include "forward.h"
 
-#include "aggregator.h"
-#include "attention.h"
-#include "dispatcher.h"
-#include "experts.h"
-#include "router.h"
+#include "stages.h"
 
-static float *rows(const session *s, tap t, int64_t layer)
+static bool mixture(session *s, int64_t l)
 {
-    return session_rows(s, t, layer);
-}
-
-/* Working memory that no tap shows. */
-static void *scratch(const session *s, int64_t offset)
-{
-    return block_data(s->scratch) + offset;
-}
-
-/* The residual stream as it enters a layer. */
-static const float *layer_input(const session *s, int64_t layer)
-{
-    return layer == 0 ? rows(s, TAP_EMBED, 0) : rows(s, TAP_OUTPUT, layer - 1);
-}
-
-/* ---- embed ----------------------------------------------------------------------------------------------------------------- */
-
-static bool embed(session *s, const int32_t *ids)
-{
-    const matrix *w = &s->model->weights.embed;
-    float *x = rows(s, TAP_EMBED, 0);
-    int64_t row_bytes = w->cols * (int64_t)colibri_dtype_size(w->dtype);
-    for (int64_t t = 0; t < s->tile_tokens; t++)
-        s->machine.kernels->widen(x + t * w->cols, (const unsigned char *)w->data + ids[t] * row_bytes, w->dtype, w->cols);
-
-    rotary_rows(&s->machine, &s->model->config, s->model->inv_freq, s->tile_first, s->tile_tokens, scratch(s, s->layout.cos),
-                scratch(s, s->layout.sin));
-    return !machine_stopped(&s->machine);
-}
-
-/* ---- attention ------------------------------------------------------------------------------------------------------------- */
-
-static bool attention(session *s, int64_t l)
-{
-    const config *c = &s->model->config;
-    const layer_weights *w = &s->model->weights.layers[l];
-    int64_t kv_width = c->num_key_value_heads * c->head_dim, n = s->tile_tokens;
-    const float *x = layer_input(s, l);
-    float *norm = rows(s, TAP_ATTN_NORM, l), *out = rows(s, TAP_ATTN_OUT, l), *k = rows(s, TAP_ATTN_K, l),
-          *v = rows(s, TAP_ATTN_V, l);
-    attention_rows r = {
-        .norm = norm,
-        .q = rows(s, TAP_ATTN_Q, l),
-        .k = k,
-        .v = v,
-        .all_k = k - s->tile_first * kv_width,
-        .all_v = v - s->tile_first * kv_width,
-        .context = scratch(s, s->layout.context),
-        .out = out,
-        .cos = scratch(s, s->layout.cos),
-        .sin = scratch(s, s->layout.sin),
-        .weights = scratch(s, s->layout.weights),
-        .weights_thread = s->layout.max_tokens,
-    };
-    if (session_keeps(s, TAP_ATTN_WEIGHTS, l)) {
-        r.weights = rows(s, TAP_ATTN_WEIGHTS, l);
-        r.weights_head = s->layout.max_tokens * s->layout.max_tokens;
-        r.weights_row = s->layout.max_tokens;
-        r.weights_thread = 0;
-    }
-    machine_norm(&s->machine, norm, x, n, &w->attn_norm, c->rms_norm_eps);
-    attend(&s->machine, c, w, c->window[l], s->tile_first, n, &r);
-    machine_add(&s->machine, scratch(s, s->layout.residual), x, out, n * c->hidden_size);
-    return !machine_stopped(&s->machine);
-}
-
-/* ---- mixture of experts ---------------------------------------------------------------------------------------------------- */
-
-static bool router_stage(session *s, int64_t l)
-{
-    const config *c = &s->model->config;
-    const layer_weights *w = &s->model->weights.layers[l];
-    router r = {.n_experts = c->num_experts,
-                .top_k = c->top_k,
-                .gates = s->gates,
-                .scratch = scratch(s, s->layout.router),
-                .select_by_logits = c->gate_rule == COLIBRI_GATES_SOFTMAX_OF_CHOSEN || c->gate_rule == COLIBRI_GATES_RAW_LOGITS};
-    float *input = rows(s, TAP_MOE_INPUT, l);
-
-    machine_norm(&s->machine, input, scratch(s, s->layout.residual), s->tile_tokens, &w->moe_norm, c->rms_norm_eps);
-    route(&s->machine, &r, input, s->tile_tokens, &w->router, rows(s, TAP_ROUTER_LOGITS, l), rows(s, TAP_SCORES, l),
-          session_rows(s, TAP_EXPERT_IDS, l), rows(s, TAP_GATES, l));
-    return !machine_stopped(&s->machine);
-}
-
-/* The packed rows of a tile follow those of the tiles before it. */
-static int64_t first_packed_row(const session *s)
-{
-    return s->tile_first * s->model->config.top_k;
-}
-
-static bool dispatcher(session *s, int64_t l)
-{
-    const config *c = &s->model->config;
-    dispatch d = {session_rows(s, TAP_DISPATCH_TOKENS, l), session_rows(s, TAP_DISPATCH_OFFSETS, l),
-                  scratch(s, s->layout.places)};
-
-    dispatch_plan(&d, session_rows(s, TAP_EXPERT_IDS, l), s->tile_tokens, c->top_k, c->num_experts, s->tile_first,
-                  first_packed_row(s));
-    dispatch_gather(&s->machine, rows(s, TAP_DISPATCH_INPUT, l), rows(s, TAP_MOE_INPUT, l), d.tokens, s->tile_first,
-                    s->tile_tokens * c->top_k, c->hidden_size);
-    return !machine_stopped(&s->machine);
-}
-
-/* A feed-forward buffer at row `row` of the tile: in the tape when it is kept, else the same scratch for every group of rows. */
-static float *ffn_buffer(const session *s, tap t, int64_t l, int64_t row, int64_t scratch_offset)
-{
-    if (!session_keeps(s, t, l))
-        return scratch(s, scratch_offset);
-    return rows(s, t, l) + row * s->model->config.moe_intermediate_size;
-}
-
-static bool experts(session *s, int64_t l)
-{
-    const config *c = &s->model->config;
-    const int64_t *offsets = session_rows(s, TAP_DISPATCH_OFFSETS, l);
-    int64_t first = first_packed_row(s), n = s->tile_tokens * c->top_k, H = c->hidden_size;
-    for (int64_t row = 0; row < n; row += FFN_ROWS) {
-        ffn_rows r = {
-            .input = rows(s, TAP_DISPATCH_INPUT, l) + row * H,
-            .gate = ffn_buffer(s, TAP_DISPATCH_GATE, l, row, s->layout.gate),
-            .up = ffn_buffer(s, TAP_DISPATCH_UP, l, row, s->layout.up),
-            .hidden = ffn_buffer(s, TAP_DISPATCH_HIDDEN, l, row, s->layout.hidden),
-            .output = rows(s, TAP_DISPATCH_OUTPUT, l) + row * H,
-        };
-        int64_t stop = row + FFN_ROWS < n ? row + FFN_ROWS : n;
-        ffn_run(&s->machine, s->model->weights.layers[l].experts, c->num_experts, offsets, first + row, first + stop, &r);
-    }
-    return !machine_stopped(&s->machine);
-}
-
-/* One network that every token of the tile passes through. */
-static void dense(session *s, const ffn_weights *w, const float *input, float *output)
-{
-    int64_t H = s->model->config.hidden_size, offsets[2] = {0, s->tile_tokens};
-    for (int64_t row = 0; row < s->tile_tokens; row += FFN_ROWS) {
-        ffn_rows r = {input + row * H, scratch(s, s->layout.gate), scratch(s, s->layout.up), scratch(s, s->layout.hidden),
-                      output + row * H};
-        int64_t stop = row + FFN_ROWS < s->tile_tokens ? row + FFN_ROWS : s->tile_tokens;
-        ffn_run(&s->machine, w, 1, offsets, row, stop, &r);
-    }
-}
-
-static bool has_shared(const session *s)
-{
-    return s->model->config.shared_expert_intermediate_size > 0;
-}
-
-static bool shared(session *s, int64_t l)
-{
-    static const matrix no_bias;
-    const layer_weights *w = &s->model->weights.layers[l];
-    if (!has_shared(s))
-        return true;
-    const float *input = rows(s, TAP_MOE_INPUT, l);
-    float *gate = rows(s, TAP_SHARED_GATE, l);
-    dense(s, &w->shared, input, rows(s, TAP_SHARED_OUTPUT, l));
-    machine_linear(&s->machine, gate, input, s->tile_tokens, &w->shared_gate, &no_bias);
-    s->machine.kernels->sigmoid(gate, gate, s->tile_tokens);
-    return !machine_stopped(&s->machine);
-}
-
-static bool aggregator(session *s, int64_t l)
-{
-    const config *c = &s->model->config;
-    float *routed = rows(s, TAP_MOE_ROUTED, l);
-    aggregate_routed(&s->machine, routed, rows(s, TAP_DISPATCH_OUTPUT, l), rows(s, TAP_GATES, l), scratch(s, s->layout.places),
-                     s->tile_tokens, c->top_k, c->hidden_size);
-    if (has_shared(s))
-        aggregate_shared(&s->machine, rows(s, TAP_MOE_OUTPUT, l), routed, rows(s, TAP_SHARED_OUTPUT, l),
-                         rows(s, TAP_SHARED_GATE, l), s->tile_tokens, c->hidden_size);
-    return !machine_stopped(&s->machine);
-}
-
-static bool mlp(session *s, int64_t l)
-{
-    const config *c = &s->model->config;
-    const layer_weights *w = &s->model->weights.layers[l];
-    float *input = rows(s, TAP_MLP_INPUT, l);
-    machine_norm(&s->machine, input, scratch(s, s->layout.residual), s->tile_tokens, &w->moe_norm, c->rms_norm_eps);
-    dense(s, &w->mlp, input, rows(s, TAP_MLP_OUTPUT, l));
-    return !machine_stopped(&s->machine);
-}
-
-static bool residual(session *s, int64_t l)
-{
-    const config *c = &s->model->config;
-    const float *y = rows(s, c->is_moe[l] ? TAP_MOE_OUTPUT : TAP_MLP_OUTPUT, l);
-    machine_add(&s->machine, rows(s, TAP_OUTPUT, l), scratch(s, s->layout.residual), y, s->tile_tokens * c->hidden_size);
-    return !machine_stopped(&s->machine);
-}
-
-/* ---- logits ---------------------------------------------------------------------------------------------------------------- */
-
-static bool logits(session *s)
-{
-    static const matrix no_bias;
-    const config *c = &s->model->config;
-    const weights *w = &s->model->weights;
-    float *norm = rows(s, TAP_NORM, 0);
-    machine_norm(&s->machine, norm, layer_input(s, c->num_hidden_layers), s->tile_tokens, &w->norm, c->rms_norm_eps);
-
-    if (session_keeps(s, TAP_LOGITS, 0))
-        machine_linear(&s->machine, rows(s, TAP_LOGITS, 0), norm, s->tile_tokens, &w->lm_head, &no_bias);
-    else if (s->tile_first + s->tile_tokens == s->pass_start + s->pass_tokens)
-        machine_linear(&s->machine, (float *)(void *)block_data(s->next_logits), norm + (s->tile_tokens - 1) * c->hidden_size, 1,
-                       &w->lm_head, &no_bias);
-    return !machine_stopped(&s->machine);
-}
-
-/* ---- the pass -------------------------------------------------------------------------------------------------------------- */
-
-/* What the progress callback is told: the share of (token, layer) pairs behind us. */
-static void set_done(session *s, double layers)
-{
-    int64_t before = s->tile_first - s->pass_start;
-    int64_t n_layers = s->model->config.num_hidden_layers + 1; /* the logits count as one */
-    s->machine.done =
-        ((double)before * (double)n_layers + (double)s->tile_tokens * layers) / ((double)s->pass_tokens * (double)n_layers);
+    return stage_router(s, l) && stage_dispatcher(s, l) && stage_experts(s, l) && stage_shared(s, l) && stage_aggregator(s, l);
 }
 
 static bool layer(session *s, int64_t l)
 {
-    set_done(s, (double)l);
-    if (!attention(s, l))
-        return false;
-    set_done(s, (double)l + 0.25);
-    if (s->model->config.is_moe[l])
-        return router_stage(s, l) && dispatcher(s, l) && experts(s, l) && shared(s, l) && aggregator(s, l) && residual(s, l);
-    return mlp(s, l) && residual(s, l);
+    bool is_moe = s->model->config.is_moe[l];
+    return stage_attention(s, l) && (is_moe ? mixture(s, l) : stage_mlp(s, l)) && stage_residual(s, l);
+}
+
+/* What the progress callback is told: the share of (token, layer) pairs behind us; the logits count as one layer more. */
+static void set_done(session *s, int64_t layers)
+{
+    double before = (double)(s->tile_first - s->pass_start), n_layers = (double)s->model->config.num_hidden_layers + 1;
+    s->machine.done = (before * n_layers + (double)(s->tile_tokens * layers)) / ((double)s->pass_tokens * n_layers);
 }
 
 static bool tile(session *s, const int32_t *ids)
 {
-    if (!embed(s, ids))
+    if (!stage_embed(s, ids))
         return false;
-    for (int64_t l = 0; l < s->model->config.num_hidden_layers; l++)
+    for (int64_t l = 0; l < s->model->config.num_hidden_layers; l++) {
+        set_done(s, l);
         if (!layer(s, l))
             return false;
-    set_done(s, (double)s->model->config.num_hidden_layers);
-    return logits(s);
+    }
+    set_done(s, s->model->config.num_hidden_layers);
+    return stage_logits(s);
 }
 
 bool forward(session *s, const int32_t *ids, int64_t n)

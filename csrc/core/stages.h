@@ -1,0 +1,19 @@
+/* stages.h: the stages of a pass. Each takes (session, layer), reads the rows of the tile that earlier stages left, and leaves
+ * its own where taps show them. Each returns false when the progress callback asked to stop; then its rows are not complete. */
+#ifndef COLIBRI_CORE_STAGES_H
+#define COLIBRI_CORE_STAGES_H
+
+#include "session.h"
+
+bool stage_embed(session *s, const int32_t *ids); /* ids -> embed, and the rotary table of the tile */
+bool stage_attention(session *s, int64_t layer);  /* residual x -> attn.norm, q, k, v, out; h = x + out stays in scratch */
+bool stage_router(session *s, int64_t layer);     /* h -> moe.input, router_logits, scores, expert_ids, gates */
+bool stage_dispatcher(session *s, int64_t layer); /* expert_ids, moe.input -> dispatch.tokens, offsets, input */
+bool stage_experts(session *s, int64_t layer);    /* dispatch.input -> dispatch.gate, up, hidden, output */
+bool stage_shared(session *s, int64_t layer);     /* moe.input -> moe.shared.output, gate; nothing where there is none */
+bool stage_aggregator(session *s, int64_t layer); /* dispatch.output, gates, moe.shared -> moe.routed, moe.output */
+bool stage_mlp(session *s, int64_t layer);        /* of a dense layer: h -> mlp.input, mlp.output */
+bool stage_residual(session *s, int64_t layer);   /* h + moe.output or mlp.output -> layers.{l}.output */
+bool stage_logits(session *s);                    /* the last layer's output -> norm, logits */
+
+#endif
