@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,46 +36,41 @@ def log_softmax_at(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return z[np.arange(len(z)), targets] - np.log(np.exp(z).sum(axis=1))
 
 
-def traces(model: lab.Model, rows: np.ndarray) -> Iterator[tuple[float, Trace]]:
-    """(summed loss in nats, trace) of each window, one pass each."""
-    session = model.session(capture=["routing", "logits"], max_tokens=rows.shape[1])
-    for row in rows:
-        session.reset()
-        session.feed(row, progress=False)
-        yield -log_softmax_at(session.tape["logits"][:-1], row[1:]).sum(), session.trace()
+class HeldOut:
+    """One run over windows of held-out text: each domain's loss, and the routing of its first `kept` windows."""
+
+    def __init__(self, model: lab.Model, rows: dict[str, np.ndarray], kept: int = 0) -> None:
+        self.loss: dict[str, float] = {}
+        self.windows: list[Trace] = []
+        length = next(iter(rows.values())).shape[1]
+        session = model.session(capture=["routing", "logits"], max_tokens=length)
+        for domain, some in rows.items():
+            total = 0.0
+            for number, row in enumerate(some):
+                session.reset()
+                session.feed(row, progress=False)
+                total -= log_softmax_at(session.tape["logits"][:-1], row[1:]).sum()
+                if number < kept:
+                    self.windows.append(routing_of(session.trace()))
+            self.loss[domain] = float(total / some[:, 1:].size)
+
+    def joined(self) -> Trace:
+        """The kept windows one after another as one trace."""
+        first = self.windows[0]
+        arrays = {path: np.concatenate([part[path] for part in self.windows]) for path in first}
+        ids = [token for part in self.windows for token in part.ids]
+        return Trace(arrays, ids=ids, texts=[], meta=first.meta | {"passes": [[0, len(ids)]]})
 
 
-def losses(model: lab.Model, held_out: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean loss of each domain over its windows, in nats per token."""
-    return {
-        domain: float(sum(loss for loss, _ in traces(model, rows)) / rows[:, 1:].size)
-        for domain, rows in held_out.items()
-    }
-
-
-def joined(parts: list[Trace]) -> Trace:
-    """Windows one after another as one trace of routing, without their first token (<s>)."""
-    paths = [path for path in parts[0] if ".moe." in path]
-    arrays = {path: np.concatenate([part[path][1:] for part in parts]) for path in paths}
-    ids = [token for part in parts for token in part.ids[1:]]
-    return Trace(arrays, ids=ids, texts=[], meta=parts[0].meta | {"passes": [[0, len(ids)]]})
-
-
-def routing_figures(model: lab.Model, held_out: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], int, int]:
-    """Per layer: see measures.layer_figures. Every domain gives as many windows as the smallest one has."""
-    most = min(len(rows) for rows in held_out.values())
-    parts = [trace for rows in held_out.values() for _, trace in traces(model, rows[:most])]
-    trace, length = joined(parts), len(parts[0].ids) - 1
-    domain = np.repeat(np.arange(len(held_out)), most * length)
-    figures = measures.layer_figures(
-        trace, domain, length, list(held_out), lambda token: model.tokenizer.decode([token])
-    )
-    return figures, len(trace.ids), most
+def routing_of(trace: Trace) -> Trace:
+    """A copy of a window's routing without its first token (<s>)."""
+    arrays = {path: trace[path][1:].copy() for path in trace if ".moe." in path}
+    return Trace(arrays, ids=trace.ids[1:], texts=[], meta=trace.meta | {"passes": [[0, len(trace.ids) - 1]]})
 
 
 def silenced(model: lab.Model, few: dict[str, np.ndarray]) -> list[list[dict[str, float]]]:
     """How much each domain's loss rises when one expert's output is zero (its gate is not given to another)."""
-    before, tensors, table = losses(model, few), load_file(model.info["files"][0]), []
+    before, tensors, table = HeldOut(model, few).loss, load_file(model.info["files"][0]), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_bytes((model.folder / "config.json").read_bytes())
@@ -85,7 +79,7 @@ def silenced(model: lab.Model, few: dict[str, np.ndarray]) -> list[list[dict[str
             for expert in range(model.config["num_experts"]):
                 down = f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight"
                 save_file(tensors | {down: np.zeros_like(tensors[down])}, folder / "model.safetensors")
-                after = losses(lab.open(folder), few)
+                after = HeldOut(lab.open(folder), few).loss
                 row.append({domain: round(after[domain] - before[domain], 4) for domain in few})
             table.append(row)
     return table
@@ -186,6 +180,7 @@ def main() -> None:
     parser.add_argument("--model", help="a checkpoint folder (the bundled model)")
     parser.add_argument("--figures", type=Path, default=HERE / "training_figures.json", help="of the training code")
     parser.add_argument("--reading", type=Path, default=HERE / "READING.md", help="a person's reading, quoted")
+    parser.add_argument("--silence", type=int, default=1, help="windows of each domain to silence experts on")
     parser.add_argument("--out", type=Path, default=HERE)
     options = parser.parse_args()
     model = lab.open(options.model)
@@ -197,15 +192,22 @@ def main() -> None:
     held_out = {domain: windows(row, 48) for domain, row in rows["val"].items()}
     report: dict[str, Any] = {"training": figures["training"], "domains": list(DOMAINS)}
     report["engine"] = {"isa": model.info["isa"], "version": model.info["engine_version"]}
-    report["loss"] = losses(model, held_out)
+    most = min(len(some) for some in held_out.values())  # every domain gives the routing figures as many windows
+    measured = HeldOut(model, held_out, kept=most)
+    report["loss"] = measured.loss
     report["baselines"] = baselines(rows["train"], held_out, model.config["vocab_size"])
     for domain, row in rows["val"].items():
         text = documents(options.corpus, domain, "val")
         report["baselines"][domain]["bytes_per_token"] = sum(len(one.encode()) for one in text) / len(row)
-    report["layers"], report["routing_tokens"], report["windows_per_domain"] = routing_figures(model, held_out)
+    trace, length = measured.joined(), len(measured.windows[0].ids)
+    domain_of = np.repeat(np.arange(len(DOMAINS)), most * length)
+    report["layers"] = measures.layer_figures(
+        trace, domain_of, length, list(DOMAINS), lambda token: model.tokenizer.decode([token])
+    )
+    report["routing_tokens"], report["windows_per_domain"] = len(trace.ids), most
     report["against_training"] = against_training(report, figures)
     print(json.dumps({"loss": report["loss"], "against_training": report["against_training"]}, indent=1), flush=True)
-    report["silenced"] = silenced(model, {domain: some[:4] for domain, some in held_out.items()})
+    report["silenced"] = silenced(model, {domain: some[: options.silence] for domain, some in held_out.items()})
     report["arithmetic"] = arithmetic(model)
     report["samples"] = {
         domain: {
