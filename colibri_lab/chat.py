@@ -45,20 +45,16 @@ def render(
 
     `messages` are dicts with `role` and `content`. `template` is the name of one of `tokenizer.chat_templates` or Jinja
     source; by default `tool_use` when tools are given and there is one, else `default`. `variables` (such as
-    enable_thinking=False) are passed on. Raises UnsupportedError when there is no template, ArgumentError for messages
-    that are not plain data, or with the template's own words when it refuses the messages; FormatError when the
-    template itself is broken.
+    enable_thinking=False) are passed on.
+
+    Raises UnsupportedError when there is no template, ArgumentError for messages that are not plain data, or with the
+    template's own words when it refuses the messages; FormatError when the template itself is broken.
     """
     source = _choose(tokenizer, template, bool(tools))
-    data = _plain(
-        {"messages": [_tidy(m) for m in messages], "tools": tools, "documents": documents} | variables,
-    )
+    data = _plain({"messages": [_tidy(m) for m in messages], "tools": tools, "documents": documents} | variables)
+    data["add_generation_prompt"] = add_generation_prompt
     try:
-        return str(
-            _compile(source).render(
-                **{**tokenizer.special_tokens, **data, "add_generation_prompt": add_generation_prompt},
-            )
-        )
+        return str(_compile(source).render({**tokenizer.special_tokens, **data}))
     except jinja2.TemplateSyntaxError as error:
         raise FormatError(f"the chat template is broken in line {error.lineno}: {error.message}") from error
     except _Refused as error:
