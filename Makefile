@@ -77,4 +77,4 @@ $(VENV)/stamps/%: pyproject.toml | $(VENV)/stamps/package
 	@touch $@
 
 $(abspath $(BIN))/cmake: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet 'cmake>=3.20' ninja
+	$(BIN)/python -m pip install --quiet 'cmake>=3.20'
