@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 
@@ -314,8 +315,9 @@ def test_F5_views_come_and_go_while_a_pass_runs(model: lab.Model) -> None:
 
 @pytest.mark.soak
 def test_F5_views_come_and_go_for_a_minute(model: lab.Model) -> None:
-    """The same for sixty seconds."""
-    print(churn(model.session(capture="all", max_tokens=96), 60.0), "passes")
+    """The same for sixty seconds (COLIBRI_SOAK_SECONDS)."""
+    seconds = float(os.environ.get("COLIBRI_SOAK_SECONDS", "60"))
+    print(churn(model.session(capture="all", max_tokens=96), seconds), "passes")
 
 
 def test_F5_the_last_reference_to_a_model_may_go_while_it_runs() -> None:

@@ -43,7 +43,10 @@ class RunsPrompts(Protocol):
     """What the explorer asks of a session."""
 
     model: Any
-    max_tokens: int
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens it holds at most."""
 
     def feed(self, x: Any, progress: Any = None) -> Any:
         """Runs tokens as one pass."""
