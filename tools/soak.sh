@@ -11,7 +11,7 @@ mkdir -p benchmarks/soak $build/corpus
 
 run() {
     echo "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), $seconds s each"
-    cmake -S csrc -B $build -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCOLIBRI_BUILD_TESTS=OFF \
+    cmake -S csrc -B $build -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g" -DCOLIBRI_BUILD_TESTS=OFF \
         -DCOLIBRI_SANITIZE=address,undefined,fuzzer-no-link >/dev/null
     cmake --build $build --target colibri --parallel 2 >/dev/null
     for source in tests/c/fuzz_*.c; do
