@@ -32,7 +32,8 @@ static colibri_status plan_memory(session *s, const bool *kept, int64_t max_toke
         return fail(message, COLIBRI_ERROR_ARGUMENT, "max_tokens is %lld; it can be 1 to %ld, or 0 for what fits",
                     (long long)max_tokens, (long)INT32_MAX);
     if (max_tokens == 0) {
-        max_tokens = tokens_that_fit(c, kept, n_threads, c->max_position_embeddings, available / 2, &s->layout);
+        int64_t limit = c->max_position_embeddings < INT32_MAX ? c->max_position_embeddings : INT32_MAX;
+        max_tokens = tokens_that_fit(c, kept, n_threads, limit, available / 2, &s->layout);
         if (max_tokens == 0)
             return fail(message, COLIBRI_ERROR_MEMORY,
                         "a session at this capture needs %lld bytes for one token; half of the memory left is %lld",
