@@ -1,5 +1,6 @@
 /* A session is one timeline: what is refused leaves it as it was, what is shown never changes, one thread is inside at a time. */
 #include <pthread.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "api/handles.h"
@@ -490,6 +491,43 @@ static void test_G4_a_pass_stopped_anywhere_leaves_the_session_as_it_was(void)
     tiny_close(m, &t);
 }
 
+typedef struct cutter {
+    char path[512];
+    int calls;
+} cutter;
+
+static int cut_file(void *user, double done)
+{
+    cutter *c = user;
+    (void)done;
+    if (++c->calls == 4)
+        CHECK(truncate(c->path, 64) == 0);
+    return 0;
+}
+
+static void test_E1_a_weights_file_cut_under_a_pass_spoils_the_pass_and_nothing_else(void)
+{
+    tiny_checkpoint t = tiny_mixtral();
+    colibri_model *m = tiny_open(&t);
+    colibri_session *s = tiny_session(m, &(tiny_options){{"all"}, .threads = 2, .max_tokens = 16});
+    colibri_message message;
+    cutter c = {.calls = 0};
+    snprintf(c.path, sizeof c.path, "%s/model.safetensors", t.folder);
+    tiny_feed(s, (int32_t[]){1, 2, 3}, 3);
+    snapshot before = snapshot_take(s);
+    s->inner->machine.interval_ns = 0;
+    CHECK(colibri_session_feed(s, (int32_t[]){4, 5}, 2, cut_file, &c, &message) == COLIBRI_ERROR_FILE);
+    CHECK_MESSAGE_HAS(message, "model.safetensors changed while it was mapped");
+    CHECK(c.calls > 4 && n_tokens_of(s) == 3);
+    CHECK(colibri_session_feed(s, (int32_t[]){4}, 1, NULL, NULL, &message) == COLIBRI_ERROR_FILE);
+    snapshot after = snapshot_take(s);
+    snapshot_same(&after, &before, "after the file was cut");
+    snapshot_free(&before);
+    snapshot_free(&after);
+    colibri_session_release(s);
+    tiny_close(m, &t);
+}
+
 static void *feed_many(void *argument)
 {
     colibri_session *s = argument;
@@ -564,6 +602,7 @@ int main(void)
     RUN(test_logits_of_abandoned_tokens_are_gone_unless_they_were_captured);
     RUN(test_H1_a_second_thread_is_refused_and_may_read_closed_rows_meanwhile);
     RUN(test_G4_a_pass_stopped_anywhere_leaves_the_session_as_it_was);
+    RUN(test_E1_a_weights_file_cut_under_a_pass_spoils_the_pass_and_nothing_else);
     RUN(test_H1_sessions_of_one_model_are_independent);
     RUN(test_A1_gate_mode_changes_gates_and_leaves_the_choice_of_the_first_layer);
     return 0;
