@@ -13,6 +13,7 @@ import pytest
 import colibri_lab as lab
 
 ROOT = Path(__file__).parent.parent
+TOOLS = ROOT / "tools" / "bundled_model"
 SAMPLE = json.loads((ROOT / "tests" / "fixtures" / "held_out.json").read_text(encoding="utf-8"))
 
 
@@ -77,3 +78,25 @@ def test_it_is_small_and_doctor_finds_it_healthy() -> None:
     assert sum(file.stat().st_size for file in folder.iterdir()) < 10e6
     report = lab.doctor(folder)
     assert report.ok and report.opens, str(report)
+
+
+def test_the_report_was_measured_through_the_engine_and_agrees_with_the_training_code() -> None:
+    """report.json is the engine's; training_figures.json is what PyTorch measured on the same windows."""
+    report = json.loads((TOOLS / "report.json").read_text(encoding="utf-8"))
+    figures = json.loads((TOOLS / "training_figures.json").read_text(encoding="utf-8"))
+    assert report["engine"]["isa"]
+    for domain, loss in figures["loss"].items():
+        assert report["loss"][domain] == pytest.approx(loss, abs=2e-6)
+    for ours, theirs in zip(report["layers"], figures["layers"], strict=True):
+        assert ours["domain_expert_share"] == theirs["domain_expert_share"] and ours["load"] == theirs["load"]
+        for figure in ("domain_information_bits", "token_information_bits", "router_entropy_bits"):
+            assert ours[figure] == theirs[figure]
+
+
+def test_every_figure_of_the_card_is_in_the_report() -> None:
+    """Losses and informations that MODEL_CARD.md prints are those of report.json, rounded."""
+    card = (TOOLS / "MODEL_CARD.md").read_text(encoding="utf-8")
+    report = json.loads((TOOLS / "report.json").read_text(encoding="utf-8"))
+    losses = " | ".join(f"{report['loss'][domain]:.2f}" for domain in report["domains"])
+    bits = ", ".join(f"{layer['domain_information_bits']:.2f}" for layer in report["layers"])
+    assert f"| model | {losses} |" in card and bits in " ".join(card.split())

@@ -207,6 +207,7 @@ def main() -> None:
     report["routing_tokens"], report["windows_per_domain"] = len(trace.ids), most
     report["against_training"] = against_training(report, figures)
     print(json.dumps({"loss": report["loss"], "against_training": report["against_training"]}, indent=1), flush=True)
+    report["silenced_windows"] = options.silence
     report["silenced"] = silenced(model, {domain: some[: options.silence] for domain, some in held_out.items()})
     report["arithmetic"] = arithmetic(model)
     report["samples"] = {

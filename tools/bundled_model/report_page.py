@@ -50,9 +50,10 @@ def training(r: dict[str, Any]) -> str:
         "Written by report.py; the same numbers are in report.json. Everything below *Training* was measured through "
         f"colibri-lab's engine ({r['engine']['isa']}). Loss is in nats per token; layers and experts count from 0.\n\n"
         f"Against the training code (PyTorch) on the same {r['routing_tokens']:,} tokens: losses differ by at most "
-        f"{a['loss']:.1e} nats, expert loads by {a['load']:.1e}, a domain's share of an expert by "
-        f"{a['domain_expert_share']:.1e}, router entropies by {a['router_entropy_bits']:.1e} bits, informations by "
-        f"{max(a['domain_information_bits'], a['token_information_bits']):.1e} bits.\n\n"
+        f"{a['loss']:.1e} nats, expert loads by {a['load']:.0e}, a domain's share of an expert by "
+        f"{a['domain_expert_share']:.0e}, router entropies by {a['router_entropy_bits']:.0e} bits, informations by "
+        f"{max(a['domain_information_bits'], a['token_information_bits']):.0e} bits (0e+00: no printed digit differs)."
+        "\n\n"
         f"## Training\n\n{table(['what', 'value'], rows)}"
     )
 
@@ -156,7 +157,10 @@ def silenced(r: dict[str, Any]) -> str:
         return f"{worst} {row[worst]:+.2f} ({np.median(list(row.values())):+.2f})"
 
     rows = [[number, *map(one, layer)] for number, layer in enumerate(r["silenced"])]
-    words = "Rise of the loss when the expert's output is set to zero: the domain hurt most, and the median domain."
+    words = (
+        f"Rise of the loss on {r['silenced_windows']} window(s) of each domain when the expert's output is set to zero: "
+        "the domain hurt most, and the median domain."
+    )
     return per_layer("When one expert is silenced", words, ["layer", *_experts(r["layers"][0])], rows)
 
 
