@@ -158,7 +158,7 @@ def silenced(r: dict[str, Any]) -> str:
 
     rows = [[number, *map(one, layer)] for number, layer in enumerate(r["silenced"])]
     words = (
-        f"Rise of the loss on {r['silenced_windows']} window(s) of each domain when the expert's output is set to zero: "
+        f"Rise of the loss on {r['silenced_windows']} window(s) of each domain when the expert's output is set to 0: "
         "the domain hurt most, and the median domain."
     )
     return per_layer("When one expert is silenced", words, ["layer", *_experts(r["layers"][0])], rows)
