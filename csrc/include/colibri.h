@@ -133,8 +133,8 @@ typedef struct colibri_layer_info {
 
 colibri_layer_info colibri_model_layer(const colibri_model *model, int64_t layer); /* 0 <= layer < num_hidden_layers */
 
-/* The weights under their canonical names (embed, layers.{l}.attn.q, layers.{l}.moe.experts.{e}.gate, a bias as name.bias ...), all [out, in],
- * in the order in which the forward pass meets them. */
+/* The weights under their canonical names (embed, layers.{l}.attn.q, layers.{l}.moe.experts.{e}.gate, a bias as name.bias ...), all [out, in].
+ * Order: embed, norm, lm_head; then layer by layer attention, norms, router, experts, shared expert or dense MLP. */
 typedef struct colibri_weight {
     char name[96];
     colibri_array array;  /* over the mapping; may be misaligned for its dtype when the file is */

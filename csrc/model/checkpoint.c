@@ -59,7 +59,8 @@ static colibri_status build_table(checkpoint *c, colibri_message *message)
     for (int f = 0; f < c->n_files; f++)
         c->n_tensors += c->files[f].header.n_tensors;
     if (c->n_tensors >= UINT32_MAX / 4)
-        return fail(message, COLIBRI_ERROR_UNSUPPORTED, "%s holds %lld tensors; at most 2^30 are read", c->folder, (long long)c->n_tensors);
+        return fail(message, COLIBRI_ERROR_UNSUPPORTED, "%s holds %lld tensors; at most 2^30 are read", c->folder,
+                    (long long)c->n_tensors);
     uint64_t n_slots = 16;
     while (n_slots < (uint64_t)c->n_tensors * 2) /* at most half full */
         n_slots *= 2;
@@ -109,21 +110,23 @@ static colibri_status compare_index(const checkpoint *c, const shards *s, bool *
         if (t == NULL) {
             size_t used = strlen(missing);
             if (n_missing++ < 5)
-                snprintf(missing + used, sizeof missing - used, "%s\"%.150s\" (%.60s)", used == 0 ? "" : ", ", entry->key, entry->as.text);
+                snprintf(missing + used, sizeof missing - used, "%s\"%.150s\" (%.60s)", used == 0 ? "" : ", ", entry->key,
+                         entry->as.text);
             continue;
         }
         if (t->file != shard_number(s, entry->as.text))
-            return fail(message, COLIBRI_ERROR_FORMAT, "%s places tensor \"%.200s\" in %.200s, but it is in %s", s->index_path, entry->key,
-                        entry->as.text, checkpoint_file_path(c, t));
+            return fail(message, COLIBRI_ERROR_FORMAT, "%s places tensor \"%.200s\" in %.200s, but it is in %s", s->index_path,
+                        entry->key, entry->as.text, checkpoint_file_path(c, t));
         listed[t - c->tensors] = true;
     }
     if (n_missing > 0)
-        return fail(message, COLIBRI_ERROR_FORMAT, "%s lists %lld tensors, %lld of them are not in their files: %s%s", s->index_path,
-                    (long long)s->weight_map->as.count, (long long)n_missing, missing, n_missing > 5 ? ", ..." : "");
+        return fail(message, COLIBRI_ERROR_FORMAT, "%s lists %lld tensors, %lld of them are not in their files: %s%s",
+                    s->index_path, (long long)s->weight_map->as.count, (long long)n_missing, missing,
+                    n_missing > 5 ? ", ..." : "");
     for (int64_t i = 0; i < c->n_tensors; i++)
         if (!listed[i])
-            return fail(message, COLIBRI_ERROR_FORMAT, "%s holds tensor \"%.200s\", which %s does not list", checkpoint_file_path(c, &c->tensors[i]),
-                        c->tensors[i].name, s->index_path);
+            return fail(message, COLIBRI_ERROR_FORMAT, "%s holds tensor \"%.200s\", which %s does not list",
+                        checkpoint_file_path(c, &c->tensors[i]), c->tensors[i].name, s->index_path);
     return COLIBRI_OK;
 }
 

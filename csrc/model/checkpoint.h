@@ -1,8 +1,8 @@
 /* checkpoint.h: from a path to mapped files and one hashed table of every tensor in them.
  *
- * A path may name a folder (model.safetensors before model.safetensors.index.json, as transformers does), a .safetensors file, or an index
- * file. config.json lies beside the weights. Of an index, every file must be there, every tensor must be in the file that it names, and no
- * file may hold a tensor that the index does not list; shard names stay inside the folder. */
+ * A path may name a folder (model.safetensors before model.safetensors.index.json, as transformers does), a .safetensors file, or
+ * an index file. config.json lies beside the weights. Of an index, every file must be there, every tensor must be in the file
+ * that it names, and no file may hold a tensor that the index does not list; shard names stay inside the folder. */
 #ifndef COLIBRI_MODEL_CHECKPOINT_H
 #define COLIBRI_MODEL_CHECKPOINT_H
 
@@ -23,7 +23,7 @@ typedef struct checkpoint {
     uint64_t slot_mask;
 } checkpoint;
 
-/* The folder that holds config.json, with its final '/': path itself or what contains it. The caller frees. NULL: out of memory. */
+/* The folder that holds config.json, with its final '/': path itself or what contains it. The caller frees. NULL: no memory. */
 char *checkpoint_folder(const char *path);
 
 colibri_status checkpoint_open(const char *path, checkpoint **out, colibri_message *message);

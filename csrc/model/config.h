@@ -1,11 +1,15 @@
 /* config.h: sizes and named semantics of a checkpoint, read from config.json and validated once.
- * Every field that changes a number is here; nothing has a silent default beyond those of the model class (docs/architecture.md). */
+ * Every field that changes a number is here; nothing has a silent default but those of the model class (family.c). */
 #ifndef COLIBRI_MODEL_CONFIG_H
 #define COLIBRI_MODEL_CONFIG_H
 
 #include "../utils/status.h"
 
-typedef enum qk_norm { QK_NORM_NONE = 0, QK_NORM_HEAD /* per head, qwen3_moe */, QK_NORM_FULL /* whole projection, olmoe */ } qk_norm;
+typedef enum qk_norm {
+    QK_NORM_NONE = 0,
+    QK_NORM_HEAD, /* per head, qwen3_moe */
+    QK_NORM_FULL  /* whole projection, olmoe */
+} qk_norm;
 
 typedef enum rope_type { ROPE_DEFAULT = 0, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } rope_type;
 
@@ -39,8 +43,8 @@ typedef struct config {
     int64_t window[COLIBRI_MAX_LAYERS];      /* keys a query sees, itself included; 0 = all */
 } config;
 
-/* json is the text of config.json, path its name for messages. FORMAT: broken, or its fields contradict each other; UNSUPPORTED: a model type,
- * an option, or a key that this engine does not know. */
+/* json is the text of config.json, path its name for messages. FORMAT: broken, or its fields contradict each other; UNSUPPORTED:
+ * a model type, an option, or a key that this engine does not know. */
 colibri_status config_read(const char *json, size_t n_bytes, const char *path, config *out, colibri_message *message);
 
 const char *gate_mode_name(colibri_gate_mode mode); /* "softmax_renormalised" ... */

@@ -19,19 +19,22 @@ static colibri_status read_moe_layers(options *o, const family *f, config *c)
     for (const json_node *layer = json_first(dense); layer != NULL; layer = json_next(dense, layer)) {
         if (layer->kind != JSON_INTEGER || layer->as.integer < 0 || layer->as.integer >= c->num_hidden_layers) {
             char shown[80];
-            return fail(o->message, COLIBRI_ERROR_FORMAT, "%s: mlp_only_layers holds %s, which is no layer: num_hidden_layers = %lld makes them 0 to %lld",
-                        o->path, json_show(layer, shown, sizeof shown), (long long)c->num_hidden_layers, (long long)c->num_hidden_layers - 1);
+            return fail(o->message, COLIBRI_ERROR_FORMAT,
+                        "%s: mlp_only_layers holds %s, which is no layer: num_hidden_layers = %lld makes them 0 to %lld", o->path,
+                        json_show(layer, shown, sizeof shown), (long long)c->num_hidden_layers,
+                        (long long)c->num_hidden_layers - 1);
         }
         c->is_moe[layer->as.integer] = false;
     }
     for (int64_t l = 0; l < c->num_hidden_layers; l++)
         if (c->is_moe[l])
             return COLIBRI_OK;
-    return fail(o->message, COLIBRI_ERROR_UNSUPPORTED, "%s: decoder_sparse_step = %lld and mlp_only_layers leave no mixture-of-experts layer", o->path,
-                (long long)step);
+    return fail(o->message, COLIBRI_ERROR_UNSUPPORTED,
+                "%s: decoder_sparse_step = %lld and mlp_only_layers leave no mixture-of-experts layer", o->path, (long long)step);
 }
 
-/* layer_types, when given, decides where the rule is WINDOW_ALTERNATING; elsewhere the model class does not read it, so it must agree. */
+/* layer_types, when given, decides where the rule is WINDOW_ALTERNATING; elsewhere the model class does not read it, so it must
+ * agree. */
 static colibri_status apply_layer_types(options *o, const json_node *types, bool decides, int64_t width, config *c)
 {
     if (types->kind != JSON_ARRAY || types->as.count != c->num_hidden_layers)
@@ -41,14 +44,18 @@ static colibri_status apply_layer_types(options *o, const json_node *types, bool
         bool slides = type->kind == JSON_STRING && strcmp(type->as.text, "sliding_attention") == 0;
         if (!slides && (type->kind != JSON_STRING || strcmp(type->as.text, "full_attention") != 0)) {
             char shown[80];
-            return fail(o->message, COLIBRI_ERROR_UNSUPPORTED, "%s: layer_types[%lld] = %s is not supported; supported are \"full_attention\" and "
-                        "\"sliding_attention\"", o->path, (long long)l, json_show(type, shown, sizeof shown));
+            return fail(o->message, COLIBRI_ERROR_UNSUPPORTED,
+                        "%s: layer_types[%lld] = %s is not supported; supported are \"full_attention\" and "
+                        "\"sliding_attention\"",
+                        o->path, (long long)l, json_show(type, shown, sizeof shown));
         }
         if (decides)
             c->window[l] = slides ? width : 0;
         if (slides != (c->window[l] > 0))
-            return fail(o->message, COLIBRI_ERROR_FORMAT, "%s: layer_types[%lld] = \"%s\" contradicts sliding_window and use_sliding_window, by which "
-                        "that layer %s", o->path, (long long)l, type->as.text, c->window[l] > 0 ? "has a window" : "has none");
+            return fail(o->message, COLIBRI_ERROR_FORMAT,
+                        "%s: layer_types[%lld] = \"%s\" contradicts sliding_window and use_sliding_window, by which "
+                        "that layer %s",
+                        o->path, (long long)l, type->as.text, c->window[l] > 0 ? "has a window" : "has none");
     }
     return COLIBRI_OK;
 }
@@ -67,7 +74,8 @@ static colibri_status read_windows(options *o, const family *f, config *c)
             TRY(options_integer(o, "sliding_window", 0, 1, INT32_MAX, &width));
         if (used && value == NULL && f->window != WINDOW_EVERY_LAYER) {
             if (json_member(o->object, "sliding_window") != NULL && f->window == WINDOW_ALTERNATING)
-                return fail(o->message, COLIBRI_ERROR_FORMAT, "%s: use_sliding_window is true but sliding_window is null; give its width", o->path);
+                return fail(o->message, COLIBRI_ERROR_FORMAT,
+                            "%s: use_sliding_window is true but sliding_window is null; give its width", o->path);
             width = json_member(o->object, "sliding_window") != NULL ? 0 : 4096; /* the class default of the qwen families */
         }
     }

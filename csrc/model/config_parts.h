@@ -1,4 +1,5 @@
-/* config_parts.h: the pieces of config_read that have a file of their own. Each reads its keys and fills its fields of the config. */
+/* config_parts.h: the pieces of config_read that have a file of their own. Each reads its keys and fills its fields of the
+ * config. */
 #ifndef COLIBRI_MODEL_CONFIG_PARTS_H
 #define COLIBRI_MODEL_CONFIG_PARTS_H
 

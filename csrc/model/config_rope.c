@@ -1,5 +1,5 @@
-/* config_rope.c: rotary options in both spellings. Newer configs have rope_parameters {rope_type, rope_theta, ...}; older ones rope_theta at
- * the top and rope_scaling {type or rope_type, ...} or null. Given twice, they must agree. */
+/* config_rope.c: rotary options in both spellings. Newer configs have rope_parameters {rope_type, rope_theta, ...}; older ones
+ * rope_theta at the top and rope_scaling {type or rope_type, ...} or null. Given twice, they must agree. */
 #include "config_parts.h"
 
 #include <string.h>
@@ -26,7 +26,8 @@ static colibri_status read_type(options *o, rope_type *type)
             return COLIBRI_OK;
         }
     }
-    return options_refuse(o, value, COLIBRI_ERROR_UNSUPPORTED, "this rope type is not supported; supported are default, linear, llama3, yarn");
+    return options_refuse(o, value, COLIBRI_ERROR_UNSUPPORTED,
+                          "this rope type is not supported; supported are default, linear, llama3, yarn");
 }
 
 static colibri_status require(options *o, const char *key, const char *type)
@@ -38,7 +39,8 @@ static colibri_status require(options *o, const char *key, const char *type)
 
 static colibri_status read_original_length(options *root, options *o, const config *c, rope_config *rope)
 {
-    TRY(options_integer(o, "original_max_position_embeddings", c->max_position_embeddings, 1, INT32_MAX, &rope->original_max_position_embeddings));
+    TRY(options_integer(o, "original_max_position_embeddings", c->max_position_embeddings, 1, INT32_MAX,
+                        &rope->original_max_position_embeddings));
     return options_integer(root, "original_max_position_embeddings", rope->original_max_position_embeddings, 1, INT32_MAX,
                            &rope->original_max_position_embeddings); /* at the top level it wins */
 }
@@ -59,23 +61,28 @@ static colibri_status read_yarn(options *root, options *o, const config *c, rope
 {
     double mscale, mscale_all_dim;
     TRY(read_original_length(root, o, c, rope));
-    TRY(options_positive(o, "factor", (double)c->max_position_embeddings / (double)rope->original_max_position_embeddings, &rope->factor));
+    TRY(options_positive(o, "factor", (double)c->max_position_embeddings / (double)rope->original_max_position_embeddings,
+                         &rope->factor));
     TRY(options_positive(o, "beta_fast", 32, &rope->beta_fast));
     TRY(options_positive(o, "beta_slow", 1, &rope->beta_slow));
     TRY(options_boolean(o, "truncate", true, &rope->truncate));
     TRY(options_real(o, "mscale", 0, &mscale));
     TRY(options_real(o, "mscale_all_dim", 0, &mscale_all_dim));
-    TRY(options_positive(o, "attention_factor", rope_yarn_attention_factor(rope->factor, mscale, mscale_all_dim), &rope->attention_factor));
+    TRY(options_positive(o, "attention_factor", rope_yarn_attention_factor(rope->factor, mscale, mscale_all_dim),
+                         &rope->attention_factor));
     if (rope->theta <= 1)
-        return fail(o->message, COLIBRI_ERROR_FORMAT, "%s: rope_theta = %g: rope type yarn needs a value above 1", o->path, rope->theta);
+        return fail(o->message, COLIBRI_ERROR_FORMAT, "%s: rope_theta = %g: rope type yarn needs a value above 1", o->path,
+                    rope->theta);
     if (!(rope->attention_factor > 0))
-        return fail(o->message, COLIBRI_ERROR_FORMAT, "%s: %smscale = %g and mscale_all_dim = %g give an attention factor of %g, which must be above 0",
-                    o->path, o->owner, mscale, mscale_all_dim, rope->attention_factor);
+        return fail(o->message, COLIBRI_ERROR_FORMAT,
+                    "%s: %smscale = %g and mscale_all_dim = %g give an attention factor of %g, which must be above 0", o->path,
+                    o->owner, mscale, mscale_all_dim, rope->attention_factor);
     return COLIBRI_OK;
 }
 
 /* One of the two objects; object NULL: absent, then only the top-level keys count. */
-static colibri_status read_object(options *root, const json_node *object, const char *owner, const family *f, const config *c, rope_config *rope)
+static colibri_status read_object(options *root, const json_node *object, const char *owner, const family *f, const config *c,
+                                  rope_config *rope)
 {
     static const char *const harmless[] = {"finetuned"};
     memset(rope, 0, sizeof *rope);
@@ -90,11 +97,13 @@ static colibri_status read_object(options *root, const json_node *object, const 
     double theta, partial;
     TRY(options_positive(&o, "rope_theta", rope->theta, &theta));
     if (options_find(root, "rope_theta") != NULL && theta != rope->theta)
-        return options_refuse(&o, options_find(&o, "rope_theta"), COLIBRI_ERROR_FORMAT, "rope_theta at the top level has another value");
+        return options_refuse(&o, options_find(&o, "rope_theta"), COLIBRI_ERROR_FORMAT,
+                              "rope_theta at the top level has another value");
     rope->theta = theta;
     TRY(options_real(&o, "partial_rotary_factor", 1, &partial));
     if (partial != 1)
-        return options_refuse(&o, options_find(&o, "partial_rotary_factor"), COLIBRI_ERROR_UNSUPPORTED, "only 1, rotating the whole head, is supported");
+        return options_refuse(&o, options_find(&o, "partial_rotary_factor"), COLIBRI_ERROR_UNSUPPORTED,
+                              "only 1, rotating the whole head, is supported");
     TRY(read_type(&o, &rope->type));
     if (rope->type == ROPE_LINEAR || rope->type == ROPE_LLAMA3) {
         TRY(require(&o, "factor", rope_type_name(rope->type)));
@@ -121,7 +130,8 @@ colibri_status config_read_rope(options *o, const family *f, config *c)
     double partial;
     TRY(options_real(o, "partial_rotary_factor", 1, &partial));
     if (partial != 1)
-        return options_refuse(o, options_find(o, "partial_rotary_factor"), COLIBRI_ERROR_UNSUPPORTED, "only 1, rotating the whole head, is supported");
+        return options_refuse(o, options_find(o, "partial_rotary_factor"), COLIBRI_ERROR_UNSUPPORTED,
+                              "only 1, rotating the whole head, is supported");
     if (parameters == NULL)
         return read_object(o, scaling, "rope_scaling.", f, c, &c->rope);
     TRY(read_object(o, parameters, "rope_parameters.", f, c, &c->rope));
@@ -132,6 +142,7 @@ colibri_status config_read_rope(options *o, const family *f, config *c)
     if (options_find(o, "rope_theta") == NULL && json_member(scaling, "rope_theta") == NULL)
         other.theta = c->rope.theta; /* the older spelling never nested it */
     if (!same_rope(&c->rope, &other))
-        return options_refuse(o, scaling, COLIBRI_ERROR_FORMAT, "rope_parameters is given too and says something else; remove one");
+        return options_refuse(o, scaling, COLIBRI_ERROR_FORMAT,
+                              "rope_parameters is given too and says something else; remove one");
     return COLIBRI_OK;
 }

@@ -1,5 +1,5 @@
-/* family.h: what differs between the supported model families, as data. Defaults are those of the transformers model classes (5.24), used
- * when a key is absent from config.json. A new family of the same shape is a new row. */
+/* family.h: what differs between the supported model families, as data. Defaults are those of the transformers model classes
+ * (5.24), used when a key is absent from config.json. A new family of the same shape is a new row. */
 #ifndef COLIBRI_MODEL_FAMILY_H
 #define COLIBRI_MODEL_FAMILY_H
 

@@ -13,7 +13,7 @@ typedef struct reader {
     colibri_message *message;
     json_node *nodes;
     size_t n_nodes, capacity;
-    char *strings, *string_end; /* every string takes at least its own bytes and two quotes of the text, so the text's size is enough */
+    char *strings, *string_end; /* a string takes its bytes and two quotes of the text, so the text's size is enough */
     const char **keys;          /* scratch of the duplicate search */
     size_t n_keys;
 } reader;
@@ -168,7 +168,8 @@ static bool is_digit(const reader *r, const unsigned char *at)
     return at < r->end && *at >= '0' && *at <= '9';
 }
 
-/* Exact for int64; else the nearest float64. strtod gets "digits e exponent" without a decimal point, which would follow the process' locale. */
+/* Exact for int64; else the nearest float64. strtod gets "digits e exponent" without a decimal point, which would follow the
+ * process' locale. */
 static colibri_status read_number(reader *r, json_node *node)
 {
     enum { MAX_DIGITS = 800 }; /* no float64 needs more to be told from its neighbours */
@@ -348,11 +349,14 @@ colibri_status json_parse(const char *text, size_t n_bytes, const char *path, js
 {
     memset(out, 0, sizeof *out);
     if (n_bytes > COLIBRI_MAX_HEADER_BYTES)
-        return fail(message, COLIBRI_ERROR_FORMAT, "%s: %zu bytes of JSON; at most %d are read", path, n_bytes, COLIBRI_MAX_HEADER_BYTES);
+        return fail(message, COLIBRI_ERROR_FORMAT, "%s: %zu bytes of JSON; at most %d are read", path, n_bytes,
+                    COLIBRI_MAX_HEADER_BYTES);
     const unsigned char *bytes = (const unsigned char *)text;
     reader r = {.text = bytes, .at = bytes, .end = bytes + n_bytes, .path = path, .message = message};
     r.strings = r.string_end = malloc(n_bytes + 1);
-    colibri_status status = r.strings == NULL ? out_of_memory(&r) : n_bytes == 0 ? refuse(&r, bytes, "no JSON here") : read_document(&r);
+    colibri_status status = r.strings == NULL ? out_of_memory(&r)
+                            : n_bytes == 0    ? refuse(&r, bytes, "no JSON here")
+                                              : read_document(&r);
     free(r.keys);
     *out = (json){r.nodes, r.strings};
     if (status != COLIBRI_OK)
@@ -409,7 +413,10 @@ char *json_show(const json_node *node, char *buffer, size_t n_bytes)
     switch (node->kind) {
     case JSON_INTEGER: snprintf(buffer, n_bytes, "%lld", (long long)node->as.integer); break;
     case JSON_REAL: snprintf(buffer, n_bytes, "%g", node->as.real); break;
-    case JSON_STRING: snprintf(buffer, n_bytes, "\"%.*s%s\"", (int)n_bytes - 8, node->as.text, strlen(node->as.text) > n_bytes - 8 ? "..." : ""); break;
+    case JSON_STRING:
+        snprintf(buffer, n_bytes, "\"%.*s%s\"", (int)n_bytes - 8, node->as.text,
+                 strlen(node->as.text) > n_bytes - 8 ? "..." : "");
+        break;
     case JSON_ARRAY: snprintf(buffer, n_bytes, "a list of %lld", (long long)node->as.count); break;
     case JSON_OBJECT: snprintf(buffer, n_bytes, "an object of %lld keys", (long long)node->as.count); break;
     default: snprintf(buffer, n_bytes, "%s", json_kind_name(node->kind));

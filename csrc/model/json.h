@@ -1,15 +1,24 @@
 /* json.h: a bounded, strict JSON reader for config files, index files and safetensors headers.
  *
- * The whole text becomes one array of nodes in document order; a value with children is followed by them. Strings are unescaped, valid UTF-8
- * and NUL-terminated, so names compare with strcmp. Refused, with line and column: anything RFC 8259 does not allow, nesting deeper than
- * COLIBRI_MAX_JSON_DEPTH, a key that occurs twice in one object (compared after unescaping), lone surrogates, the character U+0000, numbers
- * beyond float64. Memory grows with the text that is there, never with a number written in it. */
+ * The whole text becomes one array of nodes in document order; a value with children is followed by them. Strings are unescaped,
+ * valid UTF-8 and NUL-terminated, so names compare with strcmp. Refused, with line and column: anything RFC 8259 does not allow,
+ * nesting deeper than COLIBRI_MAX_JSON_DEPTH, a key that occurs twice in one object (compared after unescaping), lone surrogates,
+ * the character U+0000, numbers beyond float64. Memory grows with the text that is there, never with a number written in it. */
 #ifndef COLIBRI_MODEL_JSON_H
 #define COLIBRI_MODEL_JSON_H
 
 #include "../utils/status.h"
 
-typedef enum json_kind { JSON_NULL = 0, JSON_FALSE, JSON_TRUE, JSON_INTEGER, JSON_REAL, JSON_STRING, JSON_ARRAY, JSON_OBJECT } json_kind;
+typedef enum json_kind {
+    JSON_NULL = 0,
+    JSON_FALSE,
+    JSON_TRUE,
+    JSON_INTEGER,
+    JSON_REAL,
+    JSON_STRING,
+    JSON_ARRAY,
+    JSON_OBJECT
+} json_kind;
 
 typedef struct json_node {
     const char *key; /* of a member of an object; else NULL */
@@ -32,7 +41,8 @@ typedef struct json {
 colibri_status json_parse(const char *text, size_t n_bytes, const char *path, json *out, colibri_message *message);
 void json_free(json *document);
 
-/* for (const json_node *child = json_first(parent); child != NULL; child = json_next(parent, child)); no child in anything but arrays and objects. */
+/* for (const json_node *child = json_first(parent); child != NULL; child = json_next(parent, child)); no child in anything but
+ * arrays and objects. */
 const json_node *json_first(const json_node *parent);
 const json_node *json_next(const json_node *parent, const json_node *child);
 const json_node *json_member(const json_node *object, const char *key); /* NULL when absent, or when object is NULL or none */

@@ -39,9 +39,18 @@ static colibri_status make_inv_freq(model_data *m, colibri_message *message)
     rope_inv_freq(&m->config, m->inv_freq);
     for (int64_t j = 0; j < n; j++)
         if (!(m->inv_freq[j] > 0 && m->inv_freq[j] <= 3.402823466e38f))
-            return fail(message, COLIBRI_ERROR_FORMAT, "config.json: the rope options (theta %g, factor %g) give a rotary frequency outside float32",
+            return fail(message, COLIBRI_ERROR_FORMAT,
+                        "config.json: the rope options (theta %g, factor %g) give a rotary frequency outside float32",
                         m->config.rope.theta, m->config.rope.factor);
     return COLIBRI_OK;
+}
+
+static colibri_status open_parts(const char *path, model_data *m, colibri_message *message)
+{
+    TRY(read_config(path, &m->config, message));
+    TRY(checkpoint_open(path, &m->checkpoint, message));
+    TRY(weights_bind(m, message)); /* before any memory of a size that only the config claims */
+    return make_inv_freq(m, message);
 }
 
 colibri_status model_data_open(const char *path, model_data **out, colibri_message *message)
@@ -50,13 +59,7 @@ colibri_status model_data_open(const char *path, model_data **out, colibri_messa
     model_data *m = calloc(1, sizeof *m);
     if (m == NULL)
         return fail(message, COLIBRI_ERROR_MEMORY, "no memory to open %s", path);
-    colibri_status status = read_config(path, &m->config, message);
-    if (status == COLIBRI_OK)
-        status = checkpoint_open(path, &m->checkpoint, message);
-    if (status == COLIBRI_OK)
-        status = weights_bind(m, message); /* before any memory of a size that only the config claims */
-    if (status == COLIBRI_OK)
-        status = make_inv_freq(m, message);
+    colibri_status status = open_parts(path, m, message);
     if (status != COLIBRI_OK) {
         model_data_free(m);
         return status;

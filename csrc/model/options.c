@@ -20,7 +20,8 @@ const json_node *options_find(options *o, const char *key)
 colibri_status options_refuse(const options *o, const json_node *value, colibri_status status, const char *what)
 {
     char shown[80];
-    return fail(o->message, status, "%s: %s%.100s = %s: %s", o->path, o->owner, value->key, json_show(value, shown, sizeof shown), what);
+    return fail(o->message, status, "%s: %s%.100s = %s: %s", o->path, o->owner, value->key, json_show(value, shown, sizeof shown),
+                what);
 }
 
 /* An integer may be written as 4096.0. */
@@ -51,7 +52,8 @@ colibri_status options_real(options *o, const char *key, double otherwise, doubl
 {
     const json_node *value = options_find(o, key);
     *out = otherwise;
-    return value == NULL || json_number(value, out) ? COLIBRI_OK : options_refuse(o, value, COLIBRI_ERROR_FORMAT, "a number was expected");
+    return value == NULL || json_number(value, out) ? COLIBRI_OK
+                                                    : options_refuse(o, value, COLIBRI_ERROR_FORMAT, "a number was expected");
 }
 
 colibri_status options_positive(options *o, const char *key, double otherwise, double *out)
@@ -97,7 +99,8 @@ colibri_status options_finish(const options *o, const char *const *harmless, siz
             known = strcmp(value->key, harmless[i]) == 0;
         if (!known)
             return options_refuse(o, value, COLIBRI_ERROR_UNSUPPORTED,
-                                  "this engine does not know the key, which may change the numbers; remove it only if it does not");
+                                  "this engine does not know the key, which may change the numbers; remove it only if it does "
+                                  "not");
     }
     return COLIBRI_OK;
 }

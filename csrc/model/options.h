@@ -1,8 +1,8 @@
 /* options.h: reading one JSON object of options strictly: typed, in range, and nothing left unread.
  *
- * Each getter notes that its key was looked at; options_finish then refuses, by name, every key that nobody looked at, unless it cannot
- * change a number: its name begins with '_', its value is null, false, or empty, or it is on the list of harmless keys. So a key that the
- * engine does not know can never be dropped silently. */
+ * Each getter notes that its key was looked at; options_finish then refuses, by name, every key that nobody looked at, unless it
+ * cannot change a number: its name begins with '_', its value is null, false, or empty, or it is on the list of harmless keys. So
+ * a key that the engine does not know can never be dropped silently. */
 #ifndef COLIBRI_MODEL_OPTIONS_H
 #define COLIBRI_MODEL_OPTIONS_H
 
@@ -23,7 +23,7 @@ typedef struct options {
 /* The value of key; NULL when absent or null. */
 const json_node *options_find(options *o, const char *key);
 
-/* Each writes `otherwise` when the key is absent or null, and refuses (FORMAT) a value of another type or outside [least, most]. */
+/* Each writes `otherwise` when the key is absent or null, and refuses (FORMAT) another type or a value outside [least, most]. */
 colibri_status options_integer(options *o, const char *key, int64_t otherwise, int64_t least, int64_t most, int64_t *out);
 colibri_status options_real(options *o, const char *key, double otherwise, double *out);     /* finite, as JSON numbers are */
 colibri_status options_positive(options *o, const char *key, double otherwise, double *out); /* > 0 */

@@ -35,16 +35,25 @@ const role roles[] = {
     {"layers.{l}.attn.k_norm", ATTENTION "k_norm.weight", ROLE_LAYER, SIDE_ONE, SIDE_HEAD, LAYER(k_norm), has_head_norm, true},
     {"layers.{l}.attn.q_norm", ATTENTION "q_norm.weight", ROLE_LAYER, SIDE_ONE, SIDE_QUERY, LAYER(q_norm), has_full_norm, true},
     {"layers.{l}.attn.k_norm", ATTENTION "k_norm.weight", ROLE_LAYER, SIDE_ONE, SIDE_KEY, LAYER(k_norm), has_full_norm, true},
-    {"layers.{l}.attn_norm", "model.layers.{l}.input_layernorm.weight", ROLE_LAYER, SIDE_ONE, SIDE_HIDDEN, LAYER(attn_norm), NULL, true},
-    {"layers.{l}.moe_norm", "model.layers.{l}.post_attention_layernorm.weight", ROLE_LAYER, SIDE_ONE, SIDE_HIDDEN, LAYER(moe_norm), NULL, true},
+    {"layers.{l}.attn_norm", "model.layers.{l}.input_layernorm.weight",
+     ROLE_LAYER, SIDE_ONE, SIDE_HIDDEN, LAYER(attn_norm), NULL, true},
+    {"layers.{l}.moe_norm", "model.layers.{l}.post_attention_layernorm.weight",
+     ROLE_LAYER, SIDE_ONE, SIDE_HIDDEN, LAYER(moe_norm), NULL, true},
     {"layers.{l}.moe.router", "{moe}.gate.weight", ROLE_LAYER, SIDE_EXPERTS, SIDE_HIDDEN, LAYER(router), is_moe, false},
-    {"layers.{l}.moe.experts.{e}.gate", "{moe}.experts.{e}.{gate}.weight", ROLE_EXPERT, SIDE_EXPERT, SIDE_HIDDEN, FFN(gate), is_moe, false},
-    {"layers.{l}.moe.experts.{e}.up", "{moe}.experts.{e}.{up}.weight", ROLE_EXPERT, SIDE_EXPERT, SIDE_HIDDEN, FFN(up), is_moe, false},
-    {"layers.{l}.moe.experts.{e}.down", "{moe}.experts.{e}.{down}.weight", ROLE_EXPERT, SIDE_HIDDEN, SIDE_EXPERT, FFN(down), is_moe, false},
-    {"layers.{l}.moe.shared.gate", MLP "shared_expert.gate_proj.weight", ROLE_LAYER, SIDE_SHARED, SIDE_HIDDEN, LAYER(shared.gate), has_shared, false},
-    {"layers.{l}.moe.shared.up", MLP "shared_expert.up_proj.weight", ROLE_LAYER, SIDE_SHARED, SIDE_HIDDEN, LAYER(shared.up), has_shared, false},
-    {"layers.{l}.moe.shared.down", MLP "shared_expert.down_proj.weight", ROLE_LAYER, SIDE_HIDDEN, SIDE_SHARED, LAYER(shared.down), has_shared, false},
-    {"layers.{l}.moe.shared_gate", MLP "shared_expert_gate.weight", ROLE_LAYER, SIDE_ONE, SIDE_HIDDEN, LAYER(shared_gate), has_shared, false},
+    {"layers.{l}.moe.experts.{e}.gate", "{moe}.experts.{e}.{gate}.weight",
+     ROLE_EXPERT, SIDE_EXPERT, SIDE_HIDDEN, FFN(gate), is_moe, false},
+    {"layers.{l}.moe.experts.{e}.up", "{moe}.experts.{e}.{up}.weight",
+     ROLE_EXPERT, SIDE_EXPERT, SIDE_HIDDEN, FFN(up), is_moe, false},
+    {"layers.{l}.moe.experts.{e}.down", "{moe}.experts.{e}.{down}.weight",
+     ROLE_EXPERT, SIDE_HIDDEN, SIDE_EXPERT, FFN(down), is_moe, false},
+    {"layers.{l}.moe.shared.gate", MLP "shared_expert.gate_proj.weight",
+     ROLE_LAYER, SIDE_SHARED, SIDE_HIDDEN, LAYER(shared.gate), has_shared, false},
+    {"layers.{l}.moe.shared.up", MLP "shared_expert.up_proj.weight",
+     ROLE_LAYER, SIDE_SHARED, SIDE_HIDDEN, LAYER(shared.up), has_shared, false},
+    {"layers.{l}.moe.shared.down", MLP "shared_expert.down_proj.weight",
+     ROLE_LAYER, SIDE_HIDDEN, SIDE_SHARED, LAYER(shared.down), has_shared, false},
+    {"layers.{l}.moe.shared_gate", MLP "shared_expert_gate.weight",
+     ROLE_LAYER, SIDE_ONE, SIDE_HIDDEN, LAYER(shared_gate), has_shared, false},
     {"layers.{l}.mlp.gate", MLP "gate_proj.weight", ROLE_LAYER, SIDE_DENSE, SIDE_HIDDEN, LAYER(mlp.gate), is_dense, false},
     {"layers.{l}.mlp.up", MLP "up_proj.weight", ROLE_LAYER, SIDE_DENSE, SIDE_HIDDEN, LAYER(mlp.up), is_dense, false},
     {"layers.{l}.mlp.down", MLP "down_proj.weight", ROLE_LAYER, SIDE_HIDDEN, SIDE_DENSE, LAYER(mlp.down), is_dense, false},
@@ -70,8 +79,9 @@ int64_t side_size(side s, const config *c)
 
 const char *side_label(side s)
 {
-    static const char *const labels[] = {"1", "vocab_size", "hidden_size", "num_attention_heads * head_dim", "num_key_value_heads * head_dim",
-                                         "head_dim", "num_experts", "expert width", "shared_expert_intermediate_size", "intermediate_size"};
+    static const char *const labels[] = {
+        "1", "vocab_size", "hidden_size", "num_attention_heads * head_dim", "num_key_value_heads * head_dim", "head_dim",
+        "num_experts", "intermediate_size of an expert", "shared_expert_intermediate_size", "intermediate_size"};
     return labels[s];
 }
 

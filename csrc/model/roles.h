@@ -1,5 +1,5 @@
-/* roles.h: every weight a model can have, as one table: its canonical name, its name in a checkpoint, its shape in terms of the config, and
- * its place in the weights structure. weights.c walks the table; a new weight is a new row. */
+/* roles.h: every weight a model can have, as one table: its canonical name, its name in a checkpoint, its shape in terms of the
+ * config, and its place in the weights structure. weights.c walks the table; a new weight is a new row. */
 #ifndef COLIBRI_MODEL_ROLES_H
 #define COLIBRI_MODEL_ROLES_H
 
@@ -34,6 +34,7 @@ typedef struct spelling {
 
 int64_t side_size(side s, const config *c);
 const char *side_label(side s); /* in the config's words */
-char *role_name(const char *pattern, const spelling *s, int64_t layer, int64_t expert, char *buffer, size_t n_bytes); /* returns buffer */
+/* Fills a pattern in. Returns buffer. */
+char *role_name(const char *pattern, const spelling *s, int64_t layer, int64_t expert, char *buffer, size_t n_bytes);
 
 #endif

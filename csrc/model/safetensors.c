@@ -10,9 +10,10 @@ static const struct {
     const char *name;
     int bits;
 } dtypes[] = {
-    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"C64", 64}, {"I64", 64}, {"U64", 64}, {"I32", 32}, {"U32", 32}, {"I16", 16}, {"U16", 16},
-    {"I8", 8}, {"U8", 8}, {"BOOL", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
-    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
+    {"F32", 32},        {"BF16", 16},   {"F16", 16},    {"F64", 64},    {"C64", 64},    {"I64", 64},
+    {"U64", 64},        {"I32", 32},    {"U32", 32},    {"I16", 16},    {"U16", 16},    {"I8", 8},
+    {"U8", 8},          {"BOOL", 8},    {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
 };
 
 char *shape_show(const int64_t *shape, int n_dims, char *buffer, size_t n_bytes)
@@ -82,12 +83,14 @@ static colibri_status read_entry(const reader *r, const json_node *entry, tensor
         }
     }
     if (bits == 0)
-        return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: tensor \"%.200s\": \"%.40s\" is not a safetensors dtype (F32, BF16, F16 ...)",
-                    r->file->path, t->name, dtype->as.text);
+        return fail(r->message, COLIBRI_ERROR_FORMAT,
+                    "%s: tensor \"%.200s\": \"%.40s\" is not a safetensors dtype (F32, BF16, F16 ...)", r->file->path, t->name,
+                    dtype->as.text);
     TRY(read_shape(r, json_member(entry, "shape"), t));
 
     const json_node *begin = json_first(offsets);
-    if (offsets == NULL || offsets->kind != JSON_ARRAY || offsets->as.count != 2 || begin->kind != JSON_INTEGER || begin[1].kind != JSON_INTEGER)
+    if (offsets == NULL || offsets->kind != JSON_ARRAY || offsets->as.count != 2 || begin->kind != JSON_INTEGER ||
+        begin[1].kind != JSON_INTEGER)
         return refuse(r, t->name, "\"data_offsets\" must be two integers");
     int64_t first = begin->as.integer, last = begin[1].as.integer;
     if (first < 0 || last < first)
@@ -99,8 +102,9 @@ static colibri_status read_entry(const reader *r, const json_node *entry, tensor
         return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: tensor \"%.200s\": shape %s of %s overflows or ends inside a byte",
                     r->file->path, t->name, shape, t->dtype);
     if (last - first != wanted)
-        return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: tensor \"%.200s\": shape %s of %s needs %lld bytes, its data_offsets hold %lld",
-                    r->file->path, t->name, shape, t->dtype, (long long)wanted, (long long)(last - first));
+        return fail(r->message, COLIBRI_ERROR_FORMAT,
+                    "%s: tensor \"%.200s\": shape %s of %s needs %lld bytes, its data_offsets hold %lld", r->file->path, t->name,
+                    shape, t->dtype, (long long)wanted, (long long)(last - first));
     t->n_bytes = wanted;
     t->file_offset = first; /* of the data for now: place_tensors turns it into an offset of the file */
     return COLIBRI_OK;
@@ -115,8 +119,8 @@ static colibri_status check_metadata(const reader *r, const json_node *metadata)
                     json_kind_name(metadata->kind));
     for (const json_node *value = json_first(metadata); value != NULL; value = json_next(metadata, value))
         if (value->kind != JSON_STRING)
-            return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: __metadata__ \"%.200s\" must be a string, not %s", r->file->path, value->key,
-                        json_kind_name(value->kind));
+            return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: __metadata__ \"%.200s\" must be a string, not %s", r->file->path,
+                        value->key, json_kind_name(value->kind));
     return COLIBRI_OK;
 }
 
@@ -139,20 +143,24 @@ static colibri_status place_tensors(const reader *r, safetensors *s)
         tensor *t = &s->tensors[i];
         const char *before = i == 0 ? "the start of the data" : t[-1].name;
         if (t->file_offset < at)
-            return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: tensors \"%.200s\" and \"%.200s\" claim the same bytes (the second begins at %lld, "
-                        "the first ends at %lld)", file->path, before, t->name, (long long)t->file_offset, (long long)at);
+            return fail(r->message, COLIBRI_ERROR_FORMAT,
+                        "%s: tensors \"%.200s\" and \"%.200s\" claim the same bytes (the second begins at %lld, "
+                        "the first ends at %lld)",
+                        file->path, before, t->name, (long long)t->file_offset, (long long)at);
         if (t->file_offset > at)
-            return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: a hole of %lld bytes between \"%.200s\" and \"%.200s\"", file->path,
-                        (long long)(t->file_offset - at), before, t->name);
+            return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: a hole of %lld bytes between \"%.200s\" and \"%.200s\"",
+                        file->path, (long long)(t->file_offset - at), before, t->name);
         if (t->n_bytes > n_data - at)
-            return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: tensor \"%.200s\" ends %lld bytes behind the end of the file; the file is cut short",
-                        file->path, t->name, (long long)(t->n_bytes - (n_data - at)));
+            return fail(r->message, COLIBRI_ERROR_FORMAT,
+                        "%s: tensor \"%.200s\" ends %lld bytes behind the end of the file; the file is cut short", file->path,
+                        t->name, (long long)(t->n_bytes - (n_data - at)));
         at += t->n_bytes;
         t->file_offset += r->data_start;
         t->data = file->data + t->file_offset;
     }
     if (at != n_data)
-        return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: %lld bytes after the last tensor belong to none", file->path, (long long)(n_data - at));
+        return fail(r->message, COLIBRI_ERROR_FORMAT, "%s: %lld bytes after the last tensor belong to none", file->path,
+                    (long long)(n_data - at));
     return COLIBRI_OK;
 }
 
@@ -162,7 +170,8 @@ static colibri_status read_tensors(const reader *r, safetensors *s)
     if (root->as.count > 0) {
         s->tensors = malloc((size_t)root->as.count * sizeof *s->tensors);
         if (s->tensors == NULL)
-            return fail(r->message, COLIBRI_ERROR_MEMORY, "%s: no memory for a table of %lld tensors", r->file->path, (long long)root->as.count);
+            return fail(r->message, COLIBRI_ERROR_MEMORY, "%s: no memory for a table of %lld tensors", r->file->path,
+                        (long long)root->as.count);
     }
     for (const json_node *entry = json_first(root); entry != NULL; entry = json_next(root, entry)) {
         if (strcmp(entry->key, "__metadata__") == 0)
@@ -180,7 +189,8 @@ static colibri_status header_length(const mapfile *file, int64_t *length, colibr
     if (kind != NULL)
         return fail(message, COLIBRI_ERROR_FORMAT, "%s is %s", file->path, kind);
     if (file->n_bytes < 8)
-        return fail(message, COLIBRI_ERROR_FORMAT, "%s has only %lld bytes; a safetensors file begins with 8 bytes of header length", file->path,
+        return fail(message, COLIBRI_ERROR_FORMAT,
+                    "%s has only %lld bytes; a safetensors file begins with 8 bytes of header length", file->path,
                     (long long)file->n_bytes);
     uint64_t claimed = 0;
     for (int i = 7; i >= 0; i--)
@@ -188,13 +198,15 @@ static colibri_status header_length(const mapfile *file, int64_t *length, colibr
     if (claimed == 0)
         return fail(message, COLIBRI_ERROR_FORMAT, "%s: the header has length 0, so there is no JSON in it", file->path);
     if (claimed > COLIBRI_MAX_HEADER_BYTES)
-        return fail(message, COLIBRI_ERROR_FORMAT, "%s: a header of %llu bytes is too large (at most %d); this is no safetensors file", file->path,
+        return fail(message, COLIBRI_ERROR_FORMAT,
+                    "%s: a header of %llu bytes is too large (at most %d); this is no safetensors file", file->path,
                     (unsigned long long)claimed, COLIBRI_MAX_HEADER_BYTES);
     if ((int64_t)claimed > file->n_bytes - 8)
-        return fail(message, COLIBRI_ERROR_FORMAT, "%s: the header claims %llu bytes, only %lld follow; the file is cut short", file->path,
-                    (unsigned long long)claimed, (long long)(file->n_bytes - 8));
+        return fail(message, COLIBRI_ERROR_FORMAT, "%s: the header claims %llu bytes, only %lld follow; the file is cut short",
+                    file->path, (unsigned long long)claimed, (long long)(file->n_bytes - 8));
     if (file->data[8] != '{')
-        return fail(message, COLIBRI_ERROR_FORMAT, "%s: the header must begin with '{' (the format allows spaces only behind it)", file->path);
+        return fail(message, COLIBRI_ERROR_FORMAT, "%s: the header must begin with '{' (the format allows spaces only behind it)",
+                    file->path);
     *length = (int64_t)claimed;
     return COLIBRI_OK;
 }

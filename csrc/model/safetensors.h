@@ -1,9 +1,10 @@
 /* safetensors.h: the header of one mapped file, checked, as a table of tensors over the mapping.
  *
- * A safetensors file is a little-endian u64 (the length of the header), the header (a JSON object: name -> {dtype, shape, data_offsets}, and
- * optionally __metadata__, an object of strings), and the data. Accepted is what the reference reader accepts, with one difference: a header
- * must begin with '{', as the format says. So every tensor lies inside the data, has exactly the bytes that its dtype and shape ask for, and
- * all of them together cover the data without gap or overlap. Data is never read. */
+ * A safetensors file is a little-endian u64 (the length of the header), the header (a JSON object: name -> {dtype, shape,
+ * data_offsets}, and optionally __metadata__, an object of strings), and the data. Every tensor lies inside the data, has exactly
+ * the bytes that its dtype and shape ask for, and all of them together cover the data without gap or overlap. What the reference
+ * reader refuses is refused; stricter than it are: a header must begin with '{', as the format says; no name occurs twice; a
+ * dimension of 0 hides no overflow beside it; at most SAFETENSORS_MAX_DIMS dimensions. Data is never read. */
 #ifndef COLIBRI_MODEL_SAFETENSORS_H
 #define COLIBRI_MODEL_SAFETENSORS_H
 

@@ -53,19 +53,22 @@ static colibri_status refuse_folder(const char *folder, colibri_message *message
     findings found = {"", "", ""};
     path_list(folder, note_file, &found);
     if (found.safetensors[0] != '\0')
-        return fail(message, COLIBRI_ERROR_FILE, "%s has neither %s nor %s, but it has %s: open that file by its path", folder, single_name,
-                    index_name, found.safetensors);
+        return fail(message, COLIBRI_ERROR_FILE, "%s has neither %s nor %s, but it has %s: open that file by its path", folder,
+                    single_name, index_name, found.safetensors);
     if (found.pickle[0] != '\0')
-        return fail(message, COLIBRI_ERROR_UNSUPPORTED, "%s holds its weights in %s, a PyTorch pickle; only safetensors are read (save the model "
-                    "again with safe_serialization)", folder, found.pickle);
+        return fail(message, COLIBRI_ERROR_UNSUPPORTED,
+                    "%s holds its weights in %s, a PyTorch pickle; only safetensors are read (save the model "
+                    "again with safe_serialization)",
+                    folder, found.pickle);
     if (found.gguf[0] != '\0')
-        return fail(message, COLIBRI_ERROR_UNSUPPORTED, "%s holds its weights in %s, a GGUF file; only safetensors are read", folder, found.gguf);
+        return fail(message, COLIBRI_ERROR_UNSUPPORTED, "%s holds its weights in %s, a GGUF file; only safetensors are read",
+                    folder, found.gguf);
     return fail(message, COLIBRI_ERROR_FILE, "%s has no weights: neither %s nor %s", folder, single_name, index_name);
 }
 
 /* ---- the index ---- */
 
-/* A relative path that does not climb out of the folder. A symbolic link at that place is fine: download caches are made of them. */
+/* A relative path that does not climb out of the folder. A symbolic link there is fine: download caches are made of them. */
 static bool stays_inside(const char *name)
 {
     if (name[0] == '\0' || name[0] == '/' || strchr(name, '\\') != NULL)
@@ -88,15 +91,16 @@ static colibri_status list_shards(shards *s, colibri_message *message)
 {
     const json_node *map = json_member(s->index.nodes, "weight_map");
     if (map == NULL || map->kind != JSON_OBJECT || map->as.count == 0)
-        return fail(message, COLIBRI_ERROR_FORMAT, "%s: \"weight_map\" must be an object that gives each tensor's file", s->index_path);
+        return fail(message, COLIBRI_ERROR_FORMAT, "%s: \"weight_map\" must be an object that gives each tensor's file",
+                    s->index_path);
     s->names = malloc((size_t)map->as.count * sizeof *s->names);
     if (s->names == NULL)
         return out_of_memory(message);
     size_t n = 0;
     for (const json_node *entry = json_first(map); entry != NULL; entry = json_next(map, entry)) {
         if (entry->kind != JSON_STRING)
-            return fail(message, COLIBRI_ERROR_FORMAT, "%s: the file of tensor \"%.200s\" must be a string, not %s", s->index_path, entry->key,
-                        json_kind_name(entry->kind));
+            return fail(message, COLIBRI_ERROR_FORMAT, "%s: the file of tensor \"%.200s\" must be a string, not %s",
+                        s->index_path, entry->key, json_kind_name(entry->kind));
         if (n == 0 || strcmp(s->names[n - 1], entry->as.text) != 0) /* neighbours mostly share their file */
             s->names[n++] = entry->as.text;
     }
@@ -105,7 +109,8 @@ static colibri_status list_shards(shards *s, colibri_message *message)
         if (s->n_files > 0 && strcmp(s->names[s->n_files - 1], s->names[i]) == 0)
             continue;
         if (!stays_inside(s->names[i]))
-            return fail(message, COLIBRI_ERROR_FORMAT, "%s: the shard name \"%.200s\" leaves the folder of the model; a plain file name was expected",
+            return fail(message, COLIBRI_ERROR_FORMAT,
+                        "%s: the shard name \"%.200s\" leaves the folder of the model; a plain file name was expected",
                         s->index_path, s->names[i]);
         s->names[s->n_files++] = s->names[i];
     }
@@ -131,8 +136,8 @@ static colibri_status require_shards(const shards *s, const char *folder, colibr
     }
     if (n_missing == 0)
         return COLIBRI_OK;
-    return fail(message, COLIBRI_ERROR_FILE, "%s names %d files, %d of them %s missing from %s: %s", s->index_path, s->n_files, n_missing,
-                n_missing == 1 ? "is" : "are", folder, missing);
+    return fail(message, COLIBRI_ERROR_FILE, "%s names %d files, %d of them %s missing from %s: %s", s->index_path, s->n_files,
+                n_missing, n_missing == 1 ? "is" : "are", folder, missing);
 }
 
 static colibri_status read_index(shards *s, const char *folder, colibri_message *message)
@@ -140,8 +145,9 @@ static colibri_status read_index(shards *s, const char *folder, colibri_message 
     mapfile file;
     TRY(mapfile_open(s->index_path, &file, message));
     const char *kind = foreign_kind(file.data, file.n_bytes);
-    colibri_status status = kind != NULL ? fail(message, COLIBRI_ERROR_FORMAT, "%s is %s", s->index_path, kind)
-                                         : json_parse((const char *)file.data, (size_t)file.n_bytes, s->index_path, &s->index, message);
+    colibri_status status = kind != NULL
+                                ? fail(message, COLIBRI_ERROR_FORMAT, "%s is %s", s->index_path, kind)
+                                : json_parse((const char *)file.data, (size_t)file.n_bytes, s->index_path, &s->index, message);
     mapfile_close(&file);
     TRY(status);
     TRY(list_shards(s, message));

@@ -1,4 +1,4 @@
-/* weights.c: from tensor names to matrices. The table of roles says what a model must have; the walk looks each tensor up once. */
+/* weights.c: from tensor names to matrices. The table of roles says what a model must have; each tensor is looked up once. */
 #include "weights.h"
 
 #include "checkpoint.h"
@@ -7,6 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    NAMED_MISSING = 6,    /* names that a message lists */
+    MOST_MISSING = 10000, /* missing tensors after which no further layer is looked at: the files are not this config's */
+};
 
 typedef struct binder {
     model_data *m;
@@ -31,7 +36,8 @@ static colibri_status read_dtype(const binder *b, const tensor *t, colibri_dtype
             return COLIBRI_OK;
         }
     }
-    return fail(b->message, COLIBRI_ERROR_UNSUPPORTED, "%s: tensor \"%.200s\" has dtype %s, which is not supported; supported are F32, F16 and BF16",
+    return fail(b->message, COLIBRI_ERROR_UNSUPPORTED,
+                "%s: tensor \"%.200s\" has dtype %s, which is not supported; supported are F32, F16 and BF16",
                 checkpoint_file_path(b->m->checkpoint, t), t->name, t->dtype);
 }
 
@@ -44,7 +50,7 @@ static const tensor *find(binder *b, const char *name)
         return t;
     }
     size_t length = strlen(b->missing);
-    if (b->n_missing++ < 6)
+    if (b->n_missing++ < NAMED_MISSING)
         snprintf(b->missing + length, sizeof b->missing - length, "%s%s", length == 0 ? "" : ", ", name);
     return NULL;
 }
@@ -100,7 +106,7 @@ static colibri_status bind_role(binder *b, const role *r, const spelling *s, int
 
 /* ---- experts ---- */
 
-/* A checkpoint of the mixtral family names its module block_sparse_moe, or mlp when it was saved as newer releases hold it in memory. */
+/* A checkpoint of the mixtral family names its module block_sparse_moe, or mlp when saved as newer releases hold it. */
 static spelling layer_spelling(const binder *b, int64_t layer)
 {
     char name[160];
@@ -124,7 +130,8 @@ static matrix fused_slice(const tensor *t, colibri_dtype dtype, int64_t expert, 
     return (matrix){(const unsigned char *)t->data + first * (int64_t)colibri_dtype_size(dtype), dtype, rows, cols};
 }
 
-/* gate_up_proj [E, 2I, H], gate rows first, and down_proj [E, H, I]. The three expert roles are rows of the role table in this order. */
+/* gate_up_proj [E, 2I, H], gate rows first, and down_proj [E, H, I]. The roles of an expert follow each other in the
+ * role table. */
 static colibri_status bind_fused(binder *b, const role *gate, const spelling *s, int64_t layer)
 {
     const config *c = &b->m->config;
@@ -136,8 +143,8 @@ static colibri_status bind_fused(binder *b, const role *gate, const spelling *s,
     if (gate_up == NULL || down == NULL)
         return COLIBRI_OK;
     colibri_dtype gate_up_dtype = COLIBRI_F32, down_dtype = COLIBRI_F32;
-    TRY(check_shape(b, gate_up, gate_up_shape, 3, "num_experts, 2 * expert width, hidden_size"));
-    TRY(check_shape(b, down, down_shape, 3, "num_experts, hidden_size, expert width"));
+    TRY(check_shape(b, gate_up, gate_up_shape, 3, "num_experts, 2 * intermediate_size of an expert, hidden_size"));
+    TRY(check_shape(b, down, down_shape, 3, "num_experts, hidden_size, intermediate_size of an expert"));
     TRY(read_dtype(b, gate_up, &gate_up_dtype));
     TRY(read_dtype(b, down, &down_dtype));
     for (int64_t e = 0; e < n_experts; e++) {
@@ -179,6 +186,18 @@ static colibri_status bind_layer(binder *b, int64_t layer)
     return COLIBRI_OK;
 }
 
+static colibri_status refuse_missing(const binder *b)
+{
+    const model_data *m = b->m;
+    bool untied = b->n_missing == 1 && m->weights.embed.data != NULL && m->weights.lm_head.data == NULL;
+    bool is_shard = m->checkpoint->n_files == 1 && strstr(m->checkpoint->files[0].map.path, "-of-") != NULL;
+    return fail(b->message, COLIBRI_ERROR_FORMAT, "%s: loaded %zu of %zu tensors; missing: %s%s%s", m->checkpoint->folder,
+                b->n_wanted - b->n_missing, b->n_wanted, b->missing, b->n_missing > NAMED_MISSING ? ", ..." : "",
+                untied     ? " (tie_word_embeddings is false, so the embedding may not take its place)"
+                : is_shard ? " (this file is one shard of several: open its folder)"
+                           : "");
+}
+
 static colibri_status bind_all(binder *b)
 {
     const model_data *m = b->m;
@@ -186,14 +205,9 @@ static colibri_status bind_all(binder *b)
     for (size_t i = 0; i < role_count; i++)
         if (roles[i].scope == ROLE_MODEL)
             TRY(bind_role(b, &roles[i], &hub_spelling, 0, 0, strcmp(roles[i].name, "lm_head") == 0 ? tied : NULL));
-    for (int64_t l = 0; l < m->config.num_hidden_layers; l++)
+    for (int64_t l = 0; l < m->config.num_hidden_layers && b->n_missing < MOST_MISSING; l++)
         TRY(bind_layer(b, l));
-    if (b->n_missing == 0)
-        return COLIBRI_OK;
-    bool tie = m->weights.lm_head.data == NULL && m->weights.embed.data != NULL && !m->config.tie_word_embeddings;
-    return fail(b->message, COLIBRI_ERROR_FORMAT, "%s: loaded %zu of %zu tensors; missing: %s%s%s", m->checkpoint->folder, b->n_wanted - b->n_missing,
-                b->n_wanted, b->missing, b->n_missing > 6 ? ", ..." : "",
-                tie && b->n_missing == 1 ? " (tie_word_embeddings is false, so the embedding may not take its place)" : "");
+    return b->n_missing == 0 ? COLIBRI_OK : refuse_missing(b);
 }
 
 /* ---- tensors that nobody asked for ---- */
@@ -225,8 +239,8 @@ static colibri_status refuse_unknown(const binder *b)
             continue;
         bool is_bias = length > 5 && strcmp(t->name + length - 5, ".bias") == 0, is_scale = strstr(t->name, "scale") != NULL;
         return fail(b->message, is_scale ? COLIBRI_ERROR_UNSUPPORTED : COLIBRI_ERROR_FORMAT,
-                    "%s: tensor \"%.200s\" has no place in a %s model with this config.json%s", checkpoint_file_path(c, t), t->name,
-                    b->m->config.model_type,
+                    "%s: tensor \"%.200s\" has no place in a %s model with this config.json%s", checkpoint_file_path(c, t),
+                    t->name, b->m->config.model_type,
                     is_bias    ? " (by which this projection has no bias)"
                     : is_scale ? " (quantised weights are not supported; supported are F32, F16 and BF16)"
                                : "");
@@ -257,7 +271,8 @@ static colibri_status allocate(binder *b)
             complete = m->weights.layers[l].experts != NULL;
         }
     }
-    return complete ? COLIBRI_OK : fail(b->message, COLIBRI_ERROR_MEMORY, "%s: no memory for the table of its weights", m->checkpoint->folder);
+    return complete ? COLIBRI_OK
+                    : fail(b->message, COLIBRI_ERROR_MEMORY, "%s: no memory for the table of its weights", m->checkpoint->folder);
 }
 
 colibri_status weights_bind(model_data *m, colibri_message *message)
@@ -286,7 +301,8 @@ colibri_weight model_data_weight(const model_data *m, size_t index)
     int64_t size = (int64_t)colibri_dtype_size(value->dtype);
     colibri_weight out = {.tensor = entry->tensor->name, .file = checkpoint_file_path(m->checkpoint, entry->tensor)};
     role_name(entry->role->name, &hub_spelling, entry->layer, entry->expert, out.name, sizeof out.name);
-    out.file_offset = entry->tensor->file_offset + ((const unsigned char *)value->data - (const unsigned char *)entry->tensor->data);
+    out.file_offset =
+        entry->tensor->file_offset + ((const unsigned char *)value->data - (const unsigned char *)entry->tensor->data);
     out.array.data = value->data;
     out.array.dtype = value->dtype;
     int n = 0;

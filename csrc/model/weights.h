@@ -53,8 +53,8 @@ colibri_status model_data_open(const char *path, model_data **out, colibri_messa
 void model_data_free(model_data *m); /* accepts NULL */
 colibri_status model_data_check_files(const model_data *m, colibri_message *message);
 
-/* Fills m->weights and m->entries from m->checkpoint (weights.c): every tensor that the config asks for must be there, with its shape and in
- * f32, f16 or bf16, and every tensor that is there must be asked for, but for those which transformers ignores too. */
+/* Fills m->weights and m->entries from m->checkpoint (weights.c): every tensor that the config asks for must be there, with its
+ * shape and in f32, f16 or bf16, and every tensor that is there must be asked for, but for those which transformers ignores. */
 colibri_status weights_bind(model_data *m, colibri_message *message);
 
 /* For the public weight table: entry `index` in the canonical order, and how many there are. */

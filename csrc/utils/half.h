@@ -1,5 +1,6 @@
-/* half.h: f16 and bf16 to float32 by bits. The one rule of widening: every value is exact, subnormals included, and a signalling NaN becomes
- * quiet (its payload kept, bit 22 set), as the hardware converters do. Narrowing is not needed: weights are never written. */
+/* half.h: f16 and bf16 to float32 by bits. The one rule of widening: every value is exact, subnormals included, and a signalling
+ * NaN becomes quiet (its payload kept, bit 22 set), as the hardware converters do. Narrowing is not needed: weights are never
+ * written. */
 #ifndef COLIBRI_HALF_H
 #define COLIBRI_HALF_H
 

@@ -55,7 +55,8 @@ colibri_status mapfile_open(const char *path, mapfile *file, colibri_message *me
         if (data == MAP_FAILED) {
             int error = errno;
             close(fd);
-            return fail(message, COLIBRI_ERROR_MEMORY, "%s: %lld bytes cannot be mapped: %s", path, (long long)info.st_size, strerror(error));
+            return fail(message, COLIBRI_ERROR_MEMORY, "%s: %lld bytes cannot be mapped: %s", path, (long long)info.st_size,
+                        strerror(error));
         }
     }
     close(fd);
@@ -91,12 +92,14 @@ colibri_status mapfile_check(const mapfile *file, colibri_message *message)
 {
     struct stat info;
     if (file->data != NULL && mapguard_lost(file->data))
-        return fail(message, COLIBRI_ERROR_FILE, "%s changed while it was mapped: a part of it could not be read; open the model again", file->path);
+        return fail(message, COLIBRI_ERROR_FILE,
+                    "%s changed while it was mapped: a part of it could not be read; open the model again", file->path);
     if (stat(file->path, &info) != 0 || (uint64_t)info.st_dev != file->device || (uint64_t)info.st_ino != file->inode)
         return COLIBRI_OK;
     if ((int64_t)info.st_size != file->n_bytes)
-        return fail(message, COLIBRI_ERROR_FILE, "%s changed while it was mapped: it had %lld bytes and now has %lld; open the model again",
-                    file->path, (long long)file->n_bytes, (long long)info.st_size);
+        return fail(message, COLIBRI_ERROR_FILE,
+                    "%s changed while it was mapped: it had %lld bytes and now has %lld; open the model again", file->path,
+                    (long long)file->n_bytes, (long long)info.st_size);
     if (mtime_ns(&info) != file->mtime_ns)
         return fail(message, COLIBRI_ERROR_FILE, "%s was written to while it was mapped; open the model again", file->path);
     return COLIBRI_OK;

@@ -1,8 +1,8 @@
 /* mapfile.h: a file mapped read-only. The only file of the engine that talks to the file system.
  *
- * mapfile_open refuses what is not a regular file (pipe, folder, device) by name, without blocking on it; a symbolic link is followed.
- * mapfile_check tells whether the mapped bytes were truncated or rewritten in place. A file that was removed, or replaced by a rename, is not
- * an error: the mapping keeps the old content. What happens between two checks cannot be seen. */
+ * mapfile_open refuses what is not a regular file (pipe, folder, device) by name, without blocking on it; a symbolic link is
+ * followed. mapfile_check tells whether the mapped bytes were truncated or rewritten in place. A file that was removed, or
+ * replaced by a rename, is not an error: the mapping keeps the old content. What happens between two checks cannot be seen. */
 #ifndef COLIBRI_MAPFILE_H
 #define COLIBRI_MAPFILE_H
 
@@ -23,7 +23,8 @@ colibri_status mapfile_check(const mapfile *file, colibri_message *message); /* 
 typedef enum path_kind { PATH_MISSING = 0, PATH_FILE, PATH_FOLDER, PATH_OTHER } path_kind;
 path_kind path_look(const char *path);
 
-/* Calls visit(user, name) for every entry of a folder, in no order, until it returns false. A folder that cannot be read has no entries. */
+/* Calls visit(user, name) for every entry of a folder, in no order, until it returns false. A folder that cannot be read has no
+ * entries. */
 void path_list(const char *folder, bool (*visit)(void *user, const char *name), void *user);
 
 #endif

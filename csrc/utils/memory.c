@@ -24,7 +24,8 @@ colibri_status block_create(int64_t n_bytes, block **out, colibri_message *messa
     *out = NULL;
     int64_t page = (int64_t)sysconf(_SC_PAGESIZE);
     if (n_bytes < 0 || n_bytes > INT64_MAX - page || (uint64_t)n_bytes > SIZE_MAX - (uint64_t)page)
-        return fail(message, COLIBRI_ERROR_MEMORY, "a block of %lld bytes is more than this machine can address", (long long)n_bytes);
+        return fail(message, COLIBRI_ERROR_MEMORY, "a block of %lld bytes is more than this machine can address",
+                    (long long)n_bytes);
     size_t n_mapped = n_bytes == 0 ? (size_t)page : (size_t)((n_bytes + page - 1) / page * page);
     block *b = malloc(sizeof *b);
     if (b == NULL)

@@ -1,6 +1,7 @@
 /* memory.h: anonymous memory that is reserved at once and touched page by page, in blocks with a reference count.
  *
- * A block is what a lease keeps alive. Its memory is zero, page aligned, and never moves. Reserving is cheap: pages cost memory when first written. */
+ * A block is what a lease keeps alive. Its memory is zero, page aligned, and never moves. Reserving is cheap: pages cost memory
+ * when first written. */
 #ifndef COLIBRI_MEMORY_H
 #define COLIBRI_MEMORY_H
 
@@ -17,7 +18,8 @@ int64_t block_bytes(const block *b);
 
 int64_t memory_available(void); /* bytes this process may still use: the smaller of MemAvailable and the cgroup's headroom */
 
-/* Carving a plan into one block: each call rounds up to 64 bytes and returns the offset. Overflow is kept in the sum and reported as < 0. */
+/* Carving a plan into one block: each call rounds up to 64 bytes and returns the offset. Overflow is kept in the sum and reported
+ * as < 0. */
 typedef struct plan {
     int64_t n_bytes;
 } plan;

@@ -19,21 +19,23 @@
         }                                                                                    \
     } while (0)
 
-#define CHECK_OK(call, message)                                                              \
-    do {                                                                                     \
-        int check_status = (int)(call);                                                      \
-        if (check_status != 0) {                                                             \
-            fprintf(stderr, "%s:%d: %s: %s gave status %d: %s\n", __FILE__, __LINE__, __func__, #call, check_status, (message).text); \
-            exit(1);                                                                         \
-        }                                                                                    \
+#define CHECK_OK(call, message)                                                                                                  \
+    do {                                                                                                                         \
+        int check_status = (int)(call);                                                                                          \
+        if (check_status != 0) {                                                                                                 \
+            fprintf(stderr, "%s:%d: %s: %s gave status %d: %s\n", __FILE__, __LINE__, __func__, #call, check_status,             \
+                    (message).text);                                                                                             \
+            exit(1);                                                                                                             \
+        }                                                                                                                        \
     } while (0)
 
-#define CHECK_MESSAGE_HAS(message, piece)                                                    \
-    do {                                                                                     \
-        if (strstr((message).text, (piece)) == NULL) {                                       \
-            fprintf(stderr, "%s:%d: %s: \"%s\" is not in the message \"%s\"\n", __FILE__, __LINE__, __func__, (piece), (message).text); \
-            exit(1);                                                                         \
-        }                                                                                    \
+#define CHECK_MESSAGE_HAS(message, piece)                                                                                        \
+    do {                                                                                                                         \
+        if (strstr((message).text, (piece)) == NULL) {                                                                           \
+            fprintf(stderr, "%s:%d: %s: \"%s\" is not in the message \"%s\"\n", __FILE__, __LINE__, __func__, (piece),           \
+                    (message).text);                                                                                             \
+            exit(1);                                                                                                             \
+        }                                                                                                                        \
     } while (0)
 
 /* Runs one test function and says so: RUN(test_C2_two_tensors_may_not_claim_the_same_bytes); */

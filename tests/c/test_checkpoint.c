@@ -64,14 +64,16 @@ static void test_an_index_joins_its_shards_into_one_table(void)
     CHECK_OK(checkpoint_check(c, &message), message);
     checkpoint_free(c);
 
-    CHECK_OK(checkpoint_open(folder_file(&place, "model.safetensors.index.json"), &c, &message), message); /* by the index' own path */
+    CHECK_OK(checkpoint_open(folder_file(&place, "model.safetensors.index.json"), &c, &message),
+             message); /* by the index' own path */
     CHECK(c->n_tensors == 3);
     checkpoint_free(c);
     CHECK_OK(checkpoint_open(folder_file(&place, "one.safetensors"), &c, &message), message); /* by one file */
     CHECK(c->n_tensors == 2);
     checkpoint_free(c);
 
-    file_write_text(folder_file(&place, "model.safetensors.index.json"), "{\"weight_map\":{\"a\":\"one.safetensors\",\"b\":\"one.safetensors\"}}");
+    file_write_text(folder_file(&place, "model.safetensors.index.json"), "{\"weight_map\":{\"a\":\"one.safetensors\",\"b\":\"one."
+                                                                         "safetensors\"}}");
     CHECK_OK(checkpoint_open(place.path, &c, &message), message); /* metadata and total_size are optional */
     checkpoint_free(c);
     folder_remove(&place);
@@ -94,7 +96,8 @@ static void test_a_single_file_comes_before_an_index(void)
 static void test_C4_missing_shards_and_tensors_are_all_listed(void)
 {
     start();
-    write_index("{\"a\":\"one.safetensors\",\"b\":\"one.safetensors\",\"c\":\"two.safetensors\",\"d\":\"three.safetensors\",\"e\":\"four.safetensors\"}");
+    write_index("{\"a\":\"one.safetensors\",\"b\":\"one.safetensors\",\"c\":\"two.safetensors\",\"d\":\"three.safetensors\","
+                "\"e\":\"four.safetensors\"}");
     remove(folder_file(&place, "two.safetensors"));
     refused(COLIBRI_ERROR_FILE, "3 of them are missing");
     CHECK_MESSAGE_HAS(message, "two.safetensors");
@@ -102,7 +105,8 @@ static void test_C4_missing_shards_and_tensors_are_all_listed(void)
     CHECK_MESSAGE_HAS(message, "four.safetensors");
 
     write_pair();
-    write_index("{\"a\":\"one.safetensors\",\"b\":\"one.safetensors\",\"c\":\"two.safetensors\",\"x\":\"two.safetensors\",\"y\":\"one.safetensors\"}");
+    write_index("{\"a\":\"one.safetensors\",\"b\":\"one.safetensors\",\"c\":\"two.safetensors\",\"x\":\"two.safetensors\",\"y\":"
+                "\"one.safetensors\"}");
     refused(COLIBRI_ERROR_FORMAT, "2 of them are not in their files");
     CHECK_MESSAGE_HAS(message, "\"x\"");
     CHECK_MESSAGE_HAS(message, "\"y\"");
@@ -162,8 +166,8 @@ static void test_an_index_is_an_object_that_names_files(void)
 static void test_shard_names_stay_in_the_folder(void)
 {
     start();
-    static const char *const names[] = {"../one.safetensors", "/etc/passwd", "a/../../one.safetensors", "..", ".", "", "a//one.safetensors", "./one.safetensors",
-                                        "..\\\\one.safetensors", "a/"};
+    static const char *const names[] = {"../one.safetensors", "/etc/passwd",       "a/../../one.safetensors", "..", ".", "",
+                                        "a//one.safetensors", "./one.safetensors", "..\\\\one.safetensors",   "a/"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char map[200];
         snprintf(map, sizeof map, "{\"a\":\"%s\"}", names[i]);

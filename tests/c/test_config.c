@@ -23,13 +23,19 @@ static void refused(colibri_status status, const char *text, const char *piece)
 
 /* The small mixtral with extra keys, which must not repeat its own. */
 static void mixtral_accepts(const char *extra) { accepted(config_with(mixtral_config, extra)); }
-static void mixtral_refuses(colibri_status status, const char *extra, const char *piece) { refused(status, config_with(mixtral_config, extra), piece); }
+static void mixtral_refuses(colibri_status status, const char *extra, const char *piece)
+{
+    refused(status, config_with(mixtral_config, extra), piece);
+}
 
-static const char qwen2[] = "{\"model_type\":\"qwen2_moe\",\"hidden_size\":8,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"num_hidden_layers\":4,"
+static const char qwen2[] = "{\"model_type\":\"qwen2_moe\",\"hidden_size\":8,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+                            "\"num_hidden_layers\":4,"
                             "\"num_experts\":4,\"num_experts_per_tok\":2,\"vocab_size\":11}";
-static const char qwen3[] = "{\"model_type\":\"qwen3_moe\",\"hidden_size\":8,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"num_hidden_layers\":4,"
+static const char qwen3[] = "{\"model_type\":\"qwen3_moe\",\"hidden_size\":8,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+                            "\"num_hidden_layers\":4,"
                             "\"num_experts_per_tok\":2,\"vocab_size\":11}";
-static const char olmoe[] = "{\"model_type\":\"olmoe\",\"hidden_size\":8,\"num_attention_heads\":2,\"num_hidden_layers\":4,\"vocab_size\":11}";
+static const char olmoe[] = "{\"model_type\":\"olmoe\",\"hidden_size\":8,\"num_attention_heads\":2,\"num_hidden_layers\":4,"
+                            "\"vocab_size\":11}";
 
 static void test_absent_keys_take_the_defaults_of_the_model_class(void)
 {
@@ -38,7 +44,8 @@ static void test_absent_keys_take_the_defaults_of_the_model_class(void)
     CHECK(c.num_key_value_heads == 8 && c.head_dim == 128 && c.moe_intermediate_size == 14336 && c.intermediate_size == 0);
     CHECK(c.num_experts == 8 && c.top_k == 2 && c.max_position_embeddings == 131072);
     CHECK(c.rms_norm_eps == 1e-5f && c.rope.theta == 1e6 && c.rope.type == ROPE_DEFAULT && c.rope.attention_factor == 1);
-    CHECK(c.gate_rule == COLIBRI_GATES_SOFTMAX_RENORMALISED && c.qk_norm == QK_NORM_NONE && !c.qkv_bias && !c.o_bias && c.clip_qkv == 0);
+    CHECK(c.gate_rule == COLIBRI_GATES_SOFTMAX_RENORMALISED && c.qk_norm == QK_NORM_NONE && !c.qkv_bias && !c.o_bias &&
+          c.clip_qkv == 0);
     CHECK(!c.tie_word_embeddings && c.is_moe[0] && c.is_moe[31] && c.window[0] == 0 && c.shared_expert_intermediate_size == 0);
 
     accepted("{\"model_type\":\"qwen2_moe\"}");
@@ -47,18 +54,22 @@ static void test_absent_keys_take_the_defaults_of_the_model_class(void)
     CHECK(c.gate_rule == COLIBRI_GATES_SOFTMAX && c.qkv_bias && !c.o_bias && c.rope.theta == 1e4 && c.rms_norm_eps == 1e-6f);
 
     accepted("{\"model_type\":\"qwen3_moe\"}");
-    CHECK(c.num_experts == 128 && c.top_k == 8 && c.moe_intermediate_size == 768 && c.num_key_value_heads == 4 && c.head_dim == 64);
+    CHECK(c.num_experts == 128 && c.top_k == 8 && c.moe_intermediate_size == 768 && c.num_key_value_heads == 4 &&
+          c.head_dim == 64);
     CHECK(c.gate_rule == COLIBRI_GATES_SOFTMAX && c.qk_norm == QK_NORM_HEAD && !c.qkv_bias && !c.o_bias && c.rope.theta == 1e4);
 
     accepted("{\"model_type\":\"olmoe\"}");
     CHECK(c.num_experts == 64 && c.top_k == 8 && c.moe_intermediate_size == 2048 && c.num_key_value_heads == 16);
-    CHECK(c.gate_rule == COLIBRI_GATES_SOFTMAX && c.qk_norm == QK_NORM_FULL && c.rms_norm_eps == 1e-5f && c.clip_qkv == 0 && c.rope.theta == 1e4);
+    CHECK(c.gate_rule == COLIBRI_GATES_SOFTMAX && c.qk_norm == QK_NORM_FULL && c.rms_norm_eps == 1e-5f && c.clip_qkv == 0 &&
+          c.rope.theta == 1e4);
 }
 
 static void test_the_named_semantics_are_read(void)
 {
-    accepted(config_with(qwen3, "\"norm_topk_prob\":true,\"attention_bias\":true,\"head_dim\":6,\"tie_word_embeddings\":true,\"rms_norm_eps\":2e-05,"));
-    CHECK(c.gate_rule == COLIBRI_GATES_SOFTMAX_RENORMALISED && c.qkv_bias && c.o_bias && c.head_dim == 6 && c.tie_word_embeddings);
+    accepted(config_with(qwen3, "\"norm_topk_prob\":true,\"attention_bias\":true,\"head_dim\":6,\"tie_word_embeddings\":true,"
+                                "\"rms_norm_eps\":2e-05,"));
+    CHECK(c.gate_rule == COLIBRI_GATES_SOFTMAX_RENORMALISED && c.qkv_bias && c.o_bias && c.head_dim == 6 &&
+          c.tie_word_embeddings);
     CHECK(c.rms_norm_eps == 2e-5f);
     accepted(config_with(qwen2, "\"qkv_bias\":false,"));
     CHECK(!c.qkv_bias && !c.o_bias);
@@ -72,7 +83,9 @@ static void test_J4_an_explicit_head_dim_wins_over_hidden_by_heads(void)
 {
     accepted("{\"model_type\":\"qwen3_moe\",\"hidden_size\":2560,\"num_attention_heads\":32,\"head_dim\":128}");
     CHECK(c.head_dim == 128);
-    accepted("{\"model_type\":\"qwen3_moe\",\"hidden_size\":10,\"num_attention_heads\":4,\"head_dim\":8}"); /* 10 / 4 is no integer, and need not be */
+    accepted(
+        "{\"model_type\":\"qwen3_moe\",\"hidden_size\":10,\"num_attention_heads\":4,\"head_dim\":8}"); /* 10 / 4 is no integer,
+                                                                                                          and need not be */
     CHECK(c.head_dim == 8);
 }
 
@@ -86,48 +99,67 @@ static void test_J3_theta_counts_at_the_top_and_inside_rope_parameters_alike(voi
     CHECK(c.rope.theta == 1e6);
     accepted(config_with(qwen3, "\"rope_scaling\":null,\"rope_theta\":1000000,"));
     CHECK(c.rope.theta == 1e6 && c.rope.type == ROPE_DEFAULT);
-    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"rope_parameters\":{\"rope_theta\":5000.0},\"rope_theta\":10000.0,"), "rope_parameters.rope_theta = 5000");
-    refused(COLIBRI_ERROR_UNSUPPORTED, config_with(qwen3, "\"rope_scaling\":{\"type\":\"hyper\",\"factor\":2.0},"), "rope_scaling.type = \"hyper\"");
+    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"rope_parameters\":{\"rope_theta\":5000.0},\"rope_theta\":10000.0,"),
+            "rope_parameters.rope_theta = 5000");
+    refused(COLIBRI_ERROR_UNSUPPORTED, config_with(qwen3, "\"rope_scaling\":{\"type\":\"hyper\",\"factor\":2.0},"),
+            "rope_scaling.type = \"hyper\"");
     CHECK_MESSAGE_HAS(message, "default, linear, llama3, yarn");
-    refused(COLIBRI_ERROR_UNSUPPORTED, config_with(qwen3, "\"rope_parameters\":{\"rope_type\":\"dynamic\",\"factor\":2.0},"), "\"dynamic\"");
+    refused(COLIBRI_ERROR_UNSUPPORTED, config_with(qwen3, "\"rope_parameters\":{\"rope_type\":\"dynamic\",\"factor\":2.0},"),
+            "\"dynamic\"");
 }
 
 static void test_scaled_rope_types_are_read_in_both_spellings(void)
 {
     mixtral_accepts("\"rope_scaling\":{\"type\":\"linear\",\"factor\":4.0},");
     CHECK(c.rope.type == ROPE_LINEAR && c.rope.factor == 4 && c.rope.attention_factor == 1);
-    mixtral_accepts("\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
+    mixtral_accepts("\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4."
+                    "0,"
                     "\"original_max_position_embeddings\":8192},");
     CHECK(c.rope.type == ROPE_LLAMA3 && c.rope.low_freq_factor == 1 && c.rope.high_freq_factor == 4);
     CHECK(c.rope.original_max_position_embeddings == 8192 && c.rope.theta == 10000);
-    mixtral_accepts("\"rope_scaling\":{\"type\":\"yarn\",\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":512,\"beta_fast\":8.0},");
+    mixtral_accepts("\"rope_scaling\":{\"type\":\"yarn\",\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_"
+                    "embeddings\":512,\"beta_fast\":8.0},");
     CHECK(c.rope.type == ROPE_YARN && c.rope.beta_fast == 8 && c.rope.beta_slow == 1 && c.rope.truncate);
     CHECK(c.rope.attention_factor > 1.13862943 && c.rope.attention_factor < 1.13862944); /* 0.1 ln 4 + 1 */
-    mixtral_accepts("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"attention_factor\":1.5,\"truncate\":false},\"max_position_embeddings\":640,");
+    mixtral_accepts("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"attention_factor\":1.5,\"truncate\":false},\"max_"
+                    "position_embeddings\":640,");
     CHECK(c.rope.attention_factor == 1.5 && !c.rope.truncate && c.rope.original_max_position_embeddings == 640);
-    mixtral_accepts("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"mscale\":1.0,\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":64},");
+    mixtral_accepts("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"mscale\":1.0,\"mscale_all_dim\":1.0,\"original_max_"
+                    "position_embeddings\":64},");
     CHECK(c.rope.attention_factor == 1);
-    mixtral_accepts("\"max_position_embeddings\":1024,\"original_max_position_embeddings\":256,"
-                    "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":null,\"original_max_position_embeddings\":512},"); /* the top level wins */
+    mixtral_accepts(
+        "\"max_position_embeddings\":1024,\"original_max_position_embeddings\":256,"
+        "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":null,\"original_max_position_embeddings\":512},"); /* the top level wins
+                                                                                                            */
     CHECK(c.rope.original_max_position_embeddings == 256 && c.rope.factor == 4);
-    mixtral_accepts("\"rope_scaling\":{\"type\":\"linear\",\"factor\":4.0},\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":4},");
-    mixtral_refuses(COLIBRI_ERROR_FORMAT, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4.0},\"rope_parameters\":{\"rope_type\":\"default\"},", "rope_scaling");
+    mixtral_accepts("\"rope_scaling\":{\"type\":\"linear\",\"factor\":4.0},\"rope_parameters\":{\"rope_type\":\"linear\","
+                    "\"factor\":4},");
+    mixtral_refuses(COLIBRI_ERROR_FORMAT,
+                    "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4.0},\"rope_parameters\":{\"rope_type\":\"default\"},",
+                    "rope_scaling");
 }
 
 static void test_rope_options_that_cannot_be_honoured_are_refused(void)
 {
     mixtral_refuses(COLIBRI_ERROR_FORMAT, "\"rope_scaling\":{\"type\":\"linear\"},", "rope_scaling.factor is missing");
     mixtral_refuses(COLIBRI_ERROR_FORMAT, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":0},", "above 0");
-    mixtral_refuses(COLIBRI_ERROR_FORMAT, "\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"yarn\",\"factor\":2},", "differ");
-    mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"alpha\":3},", "rope_scaling.alpha = 3");
-    mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"beta_fast\":3},", "rope_scaling.beta_fast");
+    mixtral_refuses(COLIBRI_ERROR_FORMAT, "\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"yarn\",\"factor\":2},",
+                    "differ");
+    mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"alpha\":3},",
+                    "rope_scaling.alpha = 3");
+    mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"beta_fast\":3},",
+                    "rope_scaling.beta_fast");
     mixtral_refuses(COLIBRI_ERROR_FORMAT, "\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2},", "low_freq_factor is missing");
-    mixtral_refuses(COLIBRI_ERROR_FORMAT, "\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2,\"low_freq_factor\":4,\"high_freq_factor\":4},", "above low_freq");
+    mixtral_refuses(COLIBRI_ERROR_FORMAT,
+                    "\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2,\"low_freq_factor\":4,\"high_freq_factor\":4},",
+                    "above low_freq");
     mixtral_refuses(COLIBRI_ERROR_FORMAT, "\"rope_scaling\":\"yarn\",", "an object or null");
     mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_scaling\":{\"type\":3},", "rope_scaling.type = 3");
     mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"partial_rotary_factor\":0.5,", "partial_rotary_factor = 0.5");
-    mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_parameters\":{\"partial_rotary_factor\":0.25},", "rope_parameters.partial_rotary_factor");
-    mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_parameters\":{\"full_attention\":{\"rope_theta\":1.0}},", "rope_parameters.full_attention");
+    mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_parameters\":{\"partial_rotary_factor\":0.25},",
+                    "rope_parameters.partial_rotary_factor");
+    mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"rope_parameters\":{\"full_attention\":{\"rope_theta\":1.0}},",
+                    "rope_parameters.full_attention");
     mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"original_max_position_embeddings\":512,", "original_max_position_embeddings");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"rope_theta\":-1,"), "rope_theta = -1");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"rope_theta\":\"1e6\","), "a number above 0");
@@ -178,9 +210,11 @@ static void test_sliding_windows_follow_each_familys_rule(void)
     accepted(config_with(qwen3, LAYERS(FULL, FULL, FULL, FULL)));
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen2, LAYERS(SLIDING, FULL, FULL, FULL)), "contradicts sliding_window");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, LAYERS(FULL, FULL, SLIDING, FULL)), "layer_types[2]");
-    refused(COLIBRI_ERROR_UNSUPPORTED, config_with(qwen2, LAYERS(FULL, "linear_attention", FULL, FULL)), "layer_types[1] = \"linear_attention\"");
+    refused(COLIBRI_ERROR_UNSUPPORTED, config_with(qwen2, LAYERS(FULL, "linear_attention", FULL, FULL)),
+            "layer_types[1] = \"linear_attention\"");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen2, "\"layer_types\":[\"full_attention\"],"), "one entry for each");
-    refused(COLIBRI_ERROR_FORMAT, config_with(qwen2, "\"use_sliding_window\":true,\"sliding_window\":null,"), "sliding_window is null");
+    refused(COLIBRI_ERROR_FORMAT, config_with(qwen2, "\"use_sliding_window\":true,\"sliding_window\":null,"),
+            "sliding_window is null");
     refused(COLIBRI_ERROR_UNSUPPORTED, config_with(olmoe, "\"sliding_window\":6,"), "sliding_window = 6");
 }
 
@@ -190,7 +224,8 @@ static void test_the_number_of_experts_may_have_either_name_but_one_value(void)
     CHECK(c.num_experts == 8);
     accepted(config_with(qwen3, "\"num_experts\":8,\"num_local_experts\":8,"));
     CHECK(c.num_experts == 8);
-    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":8,\"num_local_experts\":9,"), "num_experts = 8 and num_local_experts = 9");
+    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":8,\"num_local_experts\":9,"),
+            "num_experts = 8 and num_local_experts = 9");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":1,"), "num_experts_per_tok = 2 is more than the 1 experts");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":0,"), "from 1 to 1024");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":1025,"), "num_experts = 1025"); /* K1: a clear limit */
@@ -230,7 +265,8 @@ static void test_other_architectures_and_formats_are_refused_with_the_supported_
 {
     refused(COLIBRI_ERROR_UNSUPPORTED, "{\"model_type\":\"deepseek_v3\"}", "mixtral, qwen2_moe, qwen3_moe, olmoe");
     CHECK_MESSAGE_HAS(message, "\"deepseek_v3\"");
-    refused(COLIBRI_ERROR_UNSUPPORTED, "{\"model_type\":\"qwen3_vl_moe\",\"text_config\":{},\"vision_config\":{\"depth\":2}}", "vision_config");
+    refused(COLIBRI_ERROR_UNSUPPORTED, "{\"model_type\":\"qwen3_vl_moe\",\"text_config\":{},\"vision_config\":{\"depth\":2}}",
+            "vision_config");
     refused(COLIBRI_ERROR_FORMAT, "{\"hidden_size\":8}", "no model_type");
     refused(COLIBRI_ERROR_FORMAT, "{\"model_type\":7}", "a string was expected");
     mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"quantization_config\":{\"quant_method\":\"fp8\"},", "fp8");
@@ -241,7 +277,8 @@ static void test_other_architectures_and_formats_are_refused_with_the_supported_
 
 static void test_an_unknown_key_is_refused_unless_it_cannot_matter(void)
 {
-    mixtral_accepts("\"_name_or_path\":\"x\",\"architectures\":[\"MixtralForCausalLM\"],\"torch_dtype\":\"bfloat16\",\"attention_dropout\":0.1,"
+    mixtral_accepts("\"_name_or_path\":\"x\",\"architectures\":[\"MixtralForCausalLM\"],\"torch_dtype\":\"bfloat16\",\"attention_"
+                    "dropout\":0.1,"
                     "\"router_jitter_noise\":0.1,\"eos_token_id\":[1,2],\"id2label\":{\"0\":\"a\"},\"use_cache\":true,");
     mixtral_accepts("\"new_null\":null,\"new_false\":false,\"new_text\":\"\",\"new_list\":[],\"new_object\":{},\"_private\":3,");
     mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"logit_softcap\":30.0,", "logit_softcap = 30");

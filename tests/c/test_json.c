@@ -61,7 +61,8 @@ static void test_reals_are_the_nearest_float64(void)
 
 static void test_what_is_no_number_is_refused(void)
 {
-    static const char *const texts[] = {"01", "+1", "1.", ".5", "-", "1e", "1e+", "0x10", "NaN", "Infinity", "-Infinity", "1.2.3", "--1", "1_0"};
+    static const char *const texts[] = {"01",   "+1",  "1.",       ".5",        "-",     "1e",  "1e+",
+                                        "0x10", "NaN", "Infinity", "-Infinity", "1.2.3", "--1", "1_0"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         refused(texts[i], "line 1, column");
     refused("1e999", "beyond float64");
@@ -86,8 +87,9 @@ static void test_strings_are_unescaped_and_must_be_utf8(void)
     refused("\"\\u0000\"", "U+0000");
     refused("\"a\nb\"", "control character");
     refused("\"abc", "without an end");
-    static const char *const broken[] = {"\"\x80\"", "\"\xC0\xAF\"", "\"\xE0\x80\x80\"", "\"\xED\xA0\x80\"", "\"\xF4\x90\x80\x80\"", "\"\xF8\x88\x80\x80\x80\"",
-                                         "\"\xC3\"", "\"\xE2\x82\"", "\"\xFF\""};
+    static const char *const broken[] = {"\"\x80\"",         "\"\xC0\xAF\"",         "\"\xE0\x80\x80\"",
+                                         "\"\xED\xA0\x80\"", "\"\xF4\x90\x80\x80\"", "\"\xF8\x88\x80\x80\x80\"",
+                                         "\"\xC3\"",         "\"\xE2\x82\"",         "\"\xFF\""};
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++)
         refused(broken[i], "UTF-8");
 }
@@ -144,7 +146,8 @@ static void test_members_and_elements_are_walked_in_order(void)
     CHECK(item->kind == JSON_OBJECT && item->as.count == 0 && json_first(item) == NULL);
     item = json_next(list, json_next(list, item));
     CHECK(strcmp(item->as.text, "x") == 0 && json_next(list, item) == NULL);
-    CHECK(json_member(root, "b")->kind == JSON_TRUE && json_member(root, "c")->kind == JSON_NULL && json_member(root, "d")->kind == JSON_FALSE);
+    CHECK(json_member(root, "b")->kind == JSON_TRUE && json_member(root, "c")->kind == JSON_NULL &&
+          json_member(root, "d")->kind == JSON_FALSE);
     CHECK(json_member(root, "e") == NULL && json_member(list, "a") == NULL && json_member(NULL, "a") == NULL);
     json_free(&document);
 }

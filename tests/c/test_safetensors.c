@@ -68,7 +68,8 @@ static float value(const tensor *t)
 
 static void test_C1_a_file_that_is_something_else_is_named_for_what_it_is(void)
 {
-    static const char lfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+    static const char lfs[] = "version https://git-lfs.github.com/spec/v1\noid "
+                              "sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
     static const char html[] = "<!DOCTYPE html><html><body>404</body></html>";
     refused_file(lfs, sizeof lfs - 1, "Git LFS pointer");
     refused_file(html, sizeof html - 1, "web page");
@@ -161,7 +162,8 @@ static void test_metadata_is_an_object_of_strings_or_nothing(void)
     refused("{\"__metadata__\":[]}", -1, 0, "object of strings");
     refused("{\"__metadata__\":\"x\"}", -1, 0, "object of strings");
     refused("{\"__metadata__\":{\"a\":\"1\",\"a\":\"1\"}}", -1, 0, "\"a\" occurs twice");
-    static const char *const fine[] = {"{}", "{\"__metadata__\":null}", "{\"__metadata__\":{}}", "{\"__metadata__\":{\"format\":\"pt\"}}"};
+    static const char *const fine[] = {"{}", "{\"__metadata__\":null}", "{\"__metadata__\":{}}",
+                                       "{\"__metadata__\":{\"format\":\"pt\"}}"};
     for (int i = 0; i < 4; i++) {
         accepted(fine[i], 0);
         CHECK(table.n_tensors == 0);
@@ -193,7 +195,8 @@ static void test_C6_an_odd_offset_reads_the_right_value(void)
 {
     static const unsigned char data[] = {7, 0, 0, 0xC0, 0x3F};
     raw_safetensors_write(folder_file(&place, "t.safetensors"),
-                          "{\"u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}," T("x", "[1]", 1, 5) "}", -1, data, sizeof data);
+                          "{\"u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}," T("x", "[1]", 1, 5) "}", -1, data,
+                          sizeof data);
     CHECK_OK(read_back(), message);
     CHECK(value(named("x")) == 1.5f && named("x")->n_dims == 1 && named("x")->shape[0] == 1);
     close_both();
@@ -213,13 +216,15 @@ static void test_C6_an_odd_offset_reads_the_right_value(void)
 
 static void test_every_dtype_of_the_format_is_known(void)
 {
-    static const struct { const char *name; int bits; } dtypes[] = {
-        {"BOOL", 8}, {"U8", 8}, {"I8", 8}, {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"I16", 16}, {"U16", 16}, {"F16", 16}, {"BF16", 16},
-        {"I32", 32}, {"U32", 32}, {"F32", 32}, {"F64", 64}, {"I64", 64}, {"U64", 64}, {"C64", 64}, {"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}};
+    static const struct { const char *name; int bits;
+    } dtypes[] = {{"BOOL", 8}, {"U8", 8},   {"I8", 8},    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"I16", 16},
+                  {"U16", 16}, {"F16", 16}, {"BF16", 16}, {"I32", 32},    {"U32", 32},    {"F32", 32},    {"F64", 64},
+                  {"I64", 64}, {"U64", 64}, {"C64", 64},  {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         char header[200];
         int n = dtypes[i].bits == 4 ? 2 : dtypes[i].bits == 6 ? 4 : 1;
-        snprintf(header, sizeof header, "{\"a\":{\"dtype\":\"%s\",\"shape\":[%d],\"data_offsets\":[0,%d]}}", dtypes[i].name, n, n * dtypes[i].bits / 8);
+        snprintf(header, sizeof header, "{\"a\":{\"dtype\":\"%s\",\"shape\":[%d],\"data_offsets\":[0,%d]}}", dtypes[i].name, n,
+                 n * dtypes[i].bits / 8);
         accepted(header, (size_t)(n * dtypes[i].bits / 8));
         close_both();
     }

@@ -47,9 +47,9 @@ static float at(matrix w, int64_t row, int64_t col)
     return value;
 }
 
-static const char eleven_experts[] =
-    "{\"model_type\":\"mixtral\",\"vocab_size\":11,\"hidden_size\":8,\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
-    "\"intermediate_size\":6,\"num_local_experts\":11}";
+static const char eleven_experts[] = "{\"model_type\":\"mixtral\",\"vocab_size\":11,\"hidden_size\":8,\"num_hidden_layers\":2,"
+                                     "\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+                                     "\"intermediate_size\":6,\"num_local_experts\":11}";
 
 static void test_A5_experts_are_numbered_not_sorted_as_text(void)
 {
@@ -120,7 +120,8 @@ static void test_A6_fused_experts_are_slices_in_place_gate_rows_first(void)
                 CHECK(at(expert->down, 1, 2) == (float)(5000 + 1000 * l + e * 48 + 8));
             }
         }
-        colibri_weight up = model_data_weight(m, 10 + 3 + 1), gate = model_data_weight(m, 10); /* ten roles come before the experts of layer 0 */
+        const size_t first = 10; /* roles before the experts of layer 0 */
+        colibri_weight gate = model_data_weight(m, first), up = model_data_weight(m, first + 3 + 1);
         CHECK(strcmp(up.name, "layers.0.moe.experts.1.up") == 0 && strstr(up.tensor, "experts.gate_up_proj") != NULL);
         CHECK(up.file_offset - gate.file_offset == 4 * (96 + 48));
         model_data_free(m);
@@ -157,7 +158,8 @@ static void test_C5_fused_and_separate_experts_must_be_complete(void)
     finish();
 
     start(3);
-    refused(COLIBRI_ERROR_FORMAT, mixtral_config, "block_sparse_moe.gate.weight\" has shape [3, 8]; config.json asks for [4, 8] (num_experts, hidden_size)");
+    refused(COLIBRI_ERROR_FORMAT, mixtral_config,
+            "block_sparse_moe.gate.weight\" has shape [3, 8]; config.json asks for [4, 8] (num_experts, hidden_size)");
     finish();
 
     start(4);
@@ -175,9 +177,14 @@ static void test_C5_fused_and_separate_experts_must_be_complete(void)
 
 static void test_J4_unknown_tensors_are_an_error_not_a_shrug(void)
 {
-    static const char *const names[] = {"model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.q_proj.bias", "model.layers.0.pre_norm.weight",
-                                        "model.layers.00.input_layernorm.weight", "visual.patch.weight", "model.layers.0.self_attn.q_proj.weight_scale_inv",
-                                        "model.embed_tokens", "model.layers.x.weight"};
+    static const char *const names[] = {"model.layers.0.self_attn.q_norm.weight",
+                                        "model.layers.0.self_attn.q_proj.bias",
+                                        "model.layers.0.pre_norm.weight",
+                                        "model.layers.00.input_layernorm.weight",
+                                        "visual.patch.weight",
+                                        "model.layers.0.self_attn.q_proj.weight_scale_inv",
+                                        "model.embed_tokens",
+                                        "model.layers.x.weight"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         start(4);
         shelf_add(&s, names[i], 8, 0, 0, 0);
@@ -200,8 +207,10 @@ static void test_layers_behind_the_last_and_recomputed_tables_are_ignored(void)
 
 static void test_J4_explicit_head_dim_and_norms_of_qwen3(void)
 {
-    static const char text[] = "{\"model_type\":\"qwen3_moe\",\"vocab_size\":11,\"hidden_size\":8,\"num_hidden_layers\":1,\"num_attention_heads\":2,"
-                               "\"num_key_value_heads\":1,\"head_dim\":8,\"moe_intermediate_size\":6,\"num_experts\":2,\"num_experts_per_tok\":1}";
+    static const char text[] = "{\"model_type\":\"qwen3_moe\",\"vocab_size\":11,\"hidden_size\":8,\"num_hidden_layers\":1,\"num_"
+                               "attention_heads\":2,"
+                               "\"num_key_value_heads\":1,\"head_dim\":8,\"moe_intermediate_size\":6,\"num_experts\":2,\"num_"
+                               "experts_per_tok\":1}";
     place = folder_make();
     s = (shelf){NULL, 0, 0};
     shelf_add(&s, "model.embed_tokens.weight", 11, 8, 0, 0);
@@ -225,7 +234,8 @@ static void test_J4_explicit_head_dim_and_norms_of_qwen3(void)
         }
     }
     opens(text);
-    CHECK(m->weights.layers[0].q.rows == 16 && m->weights.layers[0].q_norm.cols == 8 && at(m->weights.layers[0].q_norm, 0, 0) == 70);
+    CHECK(m->weights.layers[0].q.rows == 16 && m->weights.layers[0].q_norm.cols == 8 &&
+          at(m->weights.layers[0].q_norm, 0, 0) == 70);
     model_data_free(m);
     shelf_drop(&s, "model.layers.0.self_attn.k_norm.weight");
     refused(COLIBRI_ERROR_FORMAT, text, "model.layers.0.self_attn.k_norm.weight");
@@ -234,9 +244,12 @@ static void test_J4_explicit_head_dim_and_norms_of_qwen3(void)
 
 static void test_sizes_that_contradict_the_tensors_are_refused_with_both(void)
 {
-    static const struct { const char *from, *to, *piece; } cases[] = {
-        {"\"vocab_size\":11", "\"vocab_size\":12", "model.embed_tokens.weight\" has shape [11, 8]; config.json asks for [12, 8] (vocab_size, hidden_size)"},
-        {"\"num_key_value_heads\":1", "\"num_key_value_heads\":2", "k_proj.weight\" has shape [4, 8]; config.json asks for [8, 8]"},
+    static const struct { const char *from, *to, *piece;
+    } cases[] = {
+        {"\"vocab_size\":11", "\"vocab_size\":12",
+         "model.embed_tokens.weight\" has shape [11, 8]; config.json asks for [12, 8] (vocab_size, hidden_size)"},
+        {"\"num_key_value_heads\":1", "\"num_key_value_heads\":2",
+         "k_proj.weight\" has shape [4, 8]; config.json asks for [8, 8]"},
         {"\"intermediate_size\":6", "\"intermediate_size\":7", "w1.weight\" has shape [6, 8]; config.json asks for [7, 8]"},
         {"\"num_hidden_layers\":2", "\"num_hidden_layers\":3", "model.layers.2.self_attn.q_proj.weight"},
         {"\"hidden_size\":8", "\"hidden_size\":2147483644", "asks for [11, 2147483644]"},
@@ -245,7 +258,8 @@ static void test_sizes_that_contradict_the_tensors_are_refused_with_both(void)
         char text[1024];
         const char *found = strstr(mixtral_config, cases[i].from);
         CHECK(found != NULL);
-        snprintf(text, sizeof text, "%.*s%s%s", (int)(found - mixtral_config), mixtral_config, cases[i].to, found + strlen(cases[i].from));
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(found - mixtral_config), mixtral_config, cases[i].to,
+                 found + strlen(cases[i].from));
         start(4);
         refused(COLIBRI_ERROR_FORMAT, text, cases[i].piece);
         finish();
@@ -278,7 +292,8 @@ static void test_the_dtype_is_per_tensor_and_others_are_refused_by_name(void)
 static void test_C6_misaligned_tensors_open_where_they_lie(void)
 {
     start(4);
-    shelf_tensor *t = shelf_add(&s, "model.layers.5.odd", 1, 0, 0, 0); /* ignored, and first in the file: its size moves all others */
+    shelf_tensor *t =
+        shelf_add(&s, "model.layers.5.odd", 1, 0, 0, 0); /* ignored, and first in the file: its size moves all others */
     strcpy(t->dtype, "U8");
     shelf_tensor first = s.tensors[0];
     s.tensors[0] = *t;
@@ -302,7 +317,8 @@ static void test_a_tied_head_is_the_embedding_only_when_the_config_says_so(void)
     refused(COLIBRI_ERROR_FORMAT, mixtral_config, "lm_head.weight (tie_word_embeddings is false");
     opens(config_with(mixtral_config, "\"tie_word_embeddings\":true,"));
     CHECK(m->weights.lm_head.data == m->weights.embed.data && m->weights.lm_head.rows == 11);
-    CHECK(strcmp(model_data_weight(m, 2).name, "lm_head") == 0 && strcmp(model_data_weight(m, 2).tensor, "model.embed_tokens.weight") == 0);
+    CHECK(strcmp(model_data_weight(m, 2).name, "lm_head") == 0 && strcmp(model_data_weight(m, 2).tensor, "model.embed_tokens."
+                                                                                                         "weight") == 0);
     model_data_free(m);
     shelf_add(&s, "lm_head.weight", 11, 8, 0, 500);
     opens(config_with(mixtral_config, "\"tie_word_embeddings\":true,")); /* present: used, whatever the flag says */
@@ -313,9 +329,20 @@ static void test_a_tied_head_is_the_embedding_only_when_the_config_says_so(void)
 
 static void test_the_weight_table_has_canonical_names_in_order(void)
 {
-    static const char *const names[] = {"embed", "norm", "lm_head", "layers.0.attn.q", "layers.0.attn.k", "layers.0.attn.v", "layers.0.attn.o",
-                                        "layers.0.attn_norm", "layers.0.moe_norm", "layers.0.moe.router", "layers.0.moe.experts.0.gate",
-                                        "layers.0.moe.experts.0.up", "layers.0.moe.experts.0.down", "layers.0.moe.experts.1.gate"};
+    static const char *const names[] = {"embed",
+                                        "norm",
+                                        "lm_head",
+                                        "layers.0.attn.q",
+                                        "layers.0.attn.k",
+                                        "layers.0.attn.v",
+                                        "layers.0.attn.o",
+                                        "layers.0.attn_norm",
+                                        "layers.0.moe_norm",
+                                        "layers.0.moe.router",
+                                        "layers.0.moe.experts.0.gate",
+                                        "layers.0.moe.experts.0.up",
+                                        "layers.0.moe.experts.0.down",
+                                        "layers.0.moe.experts.1.gate"};
     start(4);
     opens(mixtral_config);
     CHECK(model_data_weight_count(m) == 41);
@@ -323,8 +350,10 @@ static void test_the_weight_table_has_canonical_names_in_order(void)
         CHECK(strcmp(model_data_weight(m, i).name, names[i]) == 0);
     colibri_weight up = model_data_weight(m, 40 - 1), norm = model_data_weight(m, 1);
     CHECK(strcmp(up.name, "layers.1.moe.experts.3.up") == 0);
-    CHECK(strcmp(up.tensor, "model.layers.1.block_sparse_moe.experts.3.w3.weight") == 0 && strstr(up.file, "model.safetensors") != NULL);
-    CHECK(up.array.n_dims == 2 && up.array.shape[0] == 6 && up.array.shape[1] == 8 && up.array.strides[0] == 32 && up.array.strides[1] == 4);
+    CHECK(strcmp(up.tensor, "model.layers.1.block_sparse_moe.experts.3.w3.weight") == 0 &&
+          strstr(up.file, "model.safetensors") != NULL);
+    CHECK(up.array.n_dims == 2 && up.array.shape[0] == 6 && up.array.shape[1] == 8 && up.array.strides[0] == 32 &&
+          up.array.strides[1] == 4);
     CHECK(norm.array.n_dims == 1 && norm.array.shape[0] == 8 && norm.array.strides[0] == 4);
 
     FILE *file = fopen(up.file, "rb"); /* file and offset lead to the same value */
@@ -339,13 +368,25 @@ static void test_the_field_table_shows_what_is_in_force(void)
 {
     start(4);
     opens(config_with(mixtral_config, "\"sliding_window\":5,"));
-    static const struct { const char *name; colibri_field_kind kind; double number; const char *text; } wanted[] = {
-        {"model_type", COLIBRI_FIELD_TEXT, 0, "mixtral"}, {"hidden_size", COLIBRI_FIELD_INTEGER, 8, NULL}, {"head_dim", COLIBRI_FIELD_INTEGER, 4, NULL},
-        {"intermediate_size", COLIBRI_FIELD_NONE, 0, NULL}, {"moe_intermediate_size", COLIBRI_FIELD_INTEGER, 6, NULL},
-        {"gate_rule", COLIBRI_FIELD_TEXT, 0, "softmax_renormalised"}, {"qk_norm", COLIBRI_FIELD_TEXT, 0, "none"}, {"clip_qkv", COLIBRI_FIELD_NONE, 0, NULL},
-        {"rms_norm_eps", COLIBRI_FIELD_REAL, 1e-5, NULL}, {"rope_theta", COLIBRI_FIELD_REAL, 10000, NULL}, {"rope_type", COLIBRI_FIELD_TEXT, 0, "default"},
-        {"rope_factor", COLIBRI_FIELD_NONE, 0, NULL}, {"rope_attention_factor", COLIBRI_FIELD_REAL, 1, NULL}, {"top_k", COLIBRI_FIELD_INTEGER, 2, NULL},
-        {"sliding_window", COLIBRI_FIELD_INTEGER, 5, NULL}, {"tie_word_embeddings", COLIBRI_FIELD_BOOLEAN, 0, NULL}, {"hidden_act", COLIBRI_FIELD_TEXT, 0, "silu"},
+    static const struct { const char *name; colibri_field_kind kind; double number; const char *text;
+    } wanted[] = {
+        {"model_type", COLIBRI_FIELD_TEXT, 0, "mixtral"},
+        {"hidden_size", COLIBRI_FIELD_INTEGER, 8, NULL},
+        {"head_dim", COLIBRI_FIELD_INTEGER, 4, NULL},
+        {"intermediate_size", COLIBRI_FIELD_NONE, 0, NULL},
+        {"moe_intermediate_size", COLIBRI_FIELD_INTEGER, 6, NULL},
+        {"gate_rule", COLIBRI_FIELD_TEXT, 0, "softmax_renormalised"},
+        {"qk_norm", COLIBRI_FIELD_TEXT, 0, "none"},
+        {"clip_qkv", COLIBRI_FIELD_NONE, 0, NULL},
+        {"rms_norm_eps", COLIBRI_FIELD_REAL, 1e-5, NULL},
+        {"rope_theta", COLIBRI_FIELD_REAL, 10000, NULL},
+        {"rope_type", COLIBRI_FIELD_TEXT, 0, "default"},
+        {"rope_factor", COLIBRI_FIELD_NONE, 0, NULL},
+        {"rope_attention_factor", COLIBRI_FIELD_REAL, 1, NULL},
+        {"top_k", COLIBRI_FIELD_INTEGER, 2, NULL},
+        {"sliding_window", COLIBRI_FIELD_INTEGER, 5, NULL},
+        {"tie_word_embeddings", COLIBRI_FIELD_BOOLEAN, 0, NULL},
+        {"hidden_act", COLIBRI_FIELD_TEXT, 0, "silu"},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         bool found = false;
@@ -357,7 +398,8 @@ static void test_the_field_table_shows_what_is_in_force(void)
             CHECK(field.kind == wanted[i].kind);
             CHECK(field.kind != COLIBRI_FIELD_TEXT || strcmp(field.text, wanted[i].text) == 0);
             CHECK(field.kind != COLIBRI_FIELD_REAL || field.real == wanted[i].number);
-            CHECK((field.kind != COLIBRI_FIELD_INTEGER && field.kind != COLIBRI_FIELD_BOOLEAN) || (double)field.integer == wanted[i].number);
+            CHECK((field.kind != COLIBRI_FIELD_INTEGER && field.kind != COLIBRI_FIELD_BOOLEAN) ||
+                  (double)field.integer == wanted[i].number);
         }
         CHECK(found);
     }
@@ -384,7 +426,8 @@ static void test_a_path_may_name_the_folder_or_the_file_and_needs_config_json(vo
 static void test_a_frequency_outside_float32_is_refused(void)
 {
     start(4);
-    refused(COLIBRI_ERROR_FORMAT, config_with(mixtral_config, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":1e300},"), "rotary frequency");
+    refused(COLIBRI_ERROR_FORMAT, config_with(mixtral_config, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":1e300},"),
+            "rotary frequency");
     finish();
 }
 

@@ -76,7 +76,13 @@ shelf_tensor *shelf_add(shelf *s, const char *name, int64_t d0, int64_t d1, int6
             stop("realloc");
     }
     shelf_tensor *t = &s->tensors[s->n_tensors++];
-    *t = (shelf_tensor){.dtype = "F32", .n_dims = d0 == 0 ? 0 : d1 == 0 ? 1 : d2 == 0 ? 2 : 3, .shape = {d0, d1, d2, 0}, .first = first};
+    *t = (shelf_tensor){.dtype = "F32",
+                        .n_dims = d0 == 0   ? 0
+                                  : d1 == 0 ? 1
+                                  : d2 == 0 ? 2
+                                            : 3,
+                        .shape = {d0, d1, d2, 0},
+                        .first = first};
     snprintf(t->name, sizeof t->name, "%s", name);
     return t;
 }
@@ -120,7 +126,8 @@ void shelf_write_some(const shelf *s, const char *path, int first, int last)
     for (int i = first; i < last; i++) {
         const shelf_tensor *t = &s->tensors[i];
         int64_t n_bytes = element_count(t) * element_size(t);
-        n += (size_t)snprintf(header + n, room - n, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i == first ? "" : ",", t->name, t->dtype);
+        n += (size_t)snprintf(header + n, room - n, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i == first ? "" : ",", t->name,
+                              t->dtype);
         for (int d = 0; d < t->n_dims; d++)
             n += (size_t)snprintf(header + n, room - n, "%s%lld", d == 0 ? "" : ",", (long long)t->shape[d]);
         n += (size_t)snprintf(header + n, room - n, "],\"data_offsets\":[%lld,%lld]}", (long long)at, (long long)(at + n_bytes));
@@ -166,8 +173,9 @@ shelf mixtral_shelf(int experts)
     shelf_add(&s, "model.norm.weight", 8, 0, 0, 0);
     shelf_add(&s, "lm_head.weight", 11, 8, 0, 0);
     for (int l = 0; l < 2; l++) {
-        static const char *const names[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "input_layernorm",
-                                            "post_attention_layernorm", "block_sparse_moe.gate"};
+        static const char *const names[] = {"self_attn.q_proj",     "self_attn.k_proj", "self_attn.v_proj",
+                                            "self_attn.o_proj",     "input_layernorm",  "post_attention_layernorm",
+                                            "block_sparse_moe.gate"};
         const int64_t shapes[][2] = {{8, 8}, {4, 8}, {4, 8}, {8, 8}, {8, 0}, {8, 0}, {experts, 8}};
         for (int i = 0; i < 7; i++) {
             snprintf(name, sizeof name, "model.layers.%d.%s.weight", l, names[i]);

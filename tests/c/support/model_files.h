@@ -1,4 +1,5 @@
-/* model_files.h: temporary folders, and safetensors files whose tensors a test may drop, rename and reshape before they are written. */
+/* model_files.h: temporary folders, and safetensors files whose tensors a test may drop, rename and reshape before they are
+ * written. */
 #ifndef COLIBRI_TESTS_MODEL_FILES_H
 #define COLIBRI_TESTS_MODEL_FILES_H
 
@@ -30,7 +31,8 @@ typedef struct shelf {
     int n_tensors, capacity;
 } shelf;
 
-shelf_tensor *shelf_add(shelf *s, const char *name, int64_t d0, int64_t d1, int64_t d2, float first); /* a dimension of 0 ends the shape */
+shelf_tensor *shelf_add(shelf *s, const char *name, int64_t d0, int64_t d1, int64_t d2,
+                        float first);                 /* a dimension of 0 ends the shape */
 shelf_tensor *shelf_find(shelf *s, const char *name); /* ends the test when there is none */
 void shelf_drop(shelf *s, const char *name);
 void shelf_write(const shelf *s, const char *path); /* padding: none, so that data may lie at odd addresses */
