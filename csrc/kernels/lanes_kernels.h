@@ -12,7 +12,7 @@
  *     v_max(a, b)                  the larger one; a NaN in either wins
  *     v_first(count, a, b)         lanes below count from a, the others from b
  *     v_quiet(a)                   a signalling NaN made quiet
- *     v_keep(a)                    a stays in its register: else a compiler loads a weight again for every row of x, and loads set the pace
+ *     v_keep(a)                    a stays in its register: else GCC loads it again for every product, and loads set the pace
  *     v_scale(e, shifted)          e * 2^n by the last four lines of exp_f32
  * 2 <= TILE_X <= 4. Every output goes through the operations of kernels_scalar.c in the same order. Sixteen lanes are PARTS registers, part p holding
  * lanes p * LANES and on. */
@@ -25,6 +25,13 @@
 enum { PARTS = 16 / LANES, TILE_MOST = TILE_W > TILE_W1 ? TILE_W : TILE_W1 };
 
 #define INLINE static inline __attribute__((always_inline)) /* dtype and tile sizes must become constants */
+
+/* The sums of a tile stay in registers only if every loop over them vanishes. Clang sees to it by itself (asked to, it does worse). */
+#if defined(__clang__)
+#define UNROLL
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 INLINE vec v_load_as(const void *p, colibri_dtype dtype)
 {
@@ -83,37 +90,41 @@ INLINE void tile(float *out, int64_t out_stride, const int n_x, const int n_w, c
 {
     vec sums[4][TILE_MOST][PARTS], row[TILE_MOST];
     int64_t k = 0;
-    for (int t = 0; t < n_x; t++)
-        for (int r = 0; r < n_w; r++)
-            for (int p = 0; p < PARTS; p++)
+    UNROLL for (int t = 0; t < n_x; t++)
+        UNROLL for (int r = 0; r < n_w; r++)
+            UNROLL for (int p = 0; p < PARTS; p++)
                 sums[t][r][p] = v_set(0);
     for (; k + 16 <= n; k += 16)
-        for (int p = 0; p < PARTS; p++) {
+        UNROLL for (int p = 0; p < PARTS; p++) {
             const int64_t at = k + p * LANES;
-            for (int r = 0; r < n_w; r++) {
+            UNROLL for (int r = 0; r < n_w; r++) {
                 row[r] = v_load_as(w + r * w_bytes + at * size_of(dtype), dtype);
                 if (n_x > 1)
                     v_keep(row[r]);
             }
-            for (int t = 0; t < n_x; t++) {
-                const vec column = v_load(x + t * x_stride + at);
-                for (int r = 0; r < n_w; r++)
+            UNROLL for (int t = 0; t < n_x; t++) {
+                vec column = v_load(x + t * x_stride + at);
+                if (n_w > 1)
+                    v_keep(column);
+                UNROLL for (int r = 0; r < n_w; r++)
                     sums[t][r][p] = v_fma(column, row[r], sums[t][r][p]);
             }
         }
-    for (int p = 0; p < PARTS && k + p * LANES < n; p++) { /* the last, incomplete group of 16: lanes beyond the end keep their sums */
+    UNROLL for (int p = 0; p < PARTS; p++) { /* the last, incomplete group of 16: lanes beyond the end keep their sums */
         const int64_t at = k + p * LANES;
         const int count = lanes_of(n - at);
-        for (int r = 0; r < n_w; r++)
+        if (count <= 0)
+            break;
+        UNROLL for (int r = 0; r < n_w; r++)
             row[r] = v_get_as(w + r * w_bytes + at * size_of(dtype), dtype, count);
-        for (int t = 0; t < n_x; t++) {
+        UNROLL for (int t = 0; t < n_x; t++) {
             const vec column = v_get(x + t * x_stride + at, count);
-            for (int r = 0; r < n_w; r++)
+            UNROLL for (int r = 0; r < n_w; r++)
                 sums[t][r][p] = v_first(count, v_fma(column, row[r], sums[t][r][p]), sums[t][r][p]);
         }
     }
-    for (int t = 0; t < n_x; t++)
-        for (int r = 0; r < n_w; r++) {
+    UNROLL for (int t = 0; t < n_x; t++)
+        UNROLL for (int r = 0; r < n_w; r++) {
             const float dot = fold16(sums[t][r]);
             out[t * out_stride + r] = bias == NULL ? dot : dot + bias[r];
         }
@@ -134,16 +145,20 @@ INLINE void tile_any(float *out, int64_t out_stride, int n_x, const int n_w, con
 
 /* A panel is a few rows of w that stay in the nearest caches while all rows of x pass over them; meanwhile the next one is on its way from memory.
  * There is no blocking over n: it would spill 16 partial sums an output. */
-enum { PANEL_BYTES = 24 * 1024, PANEL_MOST = 64 };
+enum { PANEL_BYTES = 24 * 1024, PANEL_MOST = 64, BEGINNING = 256 };
 
 INLINE void panel(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const unsigned char *w, int n_rows, int n_next,
                   int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
 {
     const unsigned char *next = w + n_rows * w_bytes;
-    if (m == 1) { /* memory sets the pace, and the hardware's own prefetch follows a few streams best */
+    if (m == 1) { /* memory sets the pace: the hardware's prefetch follows each row, but has to be shown where the next ones begin */
         int r = 0;
-        for (; r + TILE_W1 <= n_rows; r += TILE_W1)
+        for (; r + TILE_W1 <= n_rows; r += TILE_W1) {
+            for (int j = 0; j < TILE_W1 && r + TILE_W1 + j < n_rows + n_next; j++)
+                for (int64_t at = 0; at < BEGINNING && at < w_bytes; at += 64)
+                    __builtin_prefetch(w + (r + TILE_W1 + j) * w_bytes + at);
             tile(out + r, 0, 1, TILE_W1, x, 0, w + r * w_bytes, w_bytes, dtype, n, bias == NULL ? NULL : bias + r);
+        }
         for (; r < n_rows; r++)
             tile(out + r, 0, 1, 1, x, 0, w + r * w_bytes, w_bytes, dtype, n, bias == NULL ? NULL : bias + r);
         return;
@@ -271,16 +286,14 @@ static float max_of(const float *x, int64_t n)
     return max;
 }
 
-/* Element i goes to lane (phase + i) % 16: singly up to the first lane 0, then in groups of 16, then singly again. */
-static float sum16(const float *x, int64_t n, int phase)
+/* Element i goes to lane i % 16: whole groups first, then the rest singly. */
+static float sum16(const float *x, int64_t n)
 {
-    float lanes[16] = {0};
+    float lanes[16];
     vec parts[PARTS];
     int64_t i = 0;
-    for (; phase < 16 && phase > 0 && i < n; i++, phase++)
-        lanes[phase] += x[i];
     for (int p = 0; p < PARTS; p++)
-        parts[p] = v_load(lanes + p * LANES);
+        parts[p] = v_set(0);
     for (; i + 16 <= n; i += 16)
         for (int p = 0; p < PARTS; p++)
             parts[p] = v_add(parts[p], v_load(x + i + p * LANES));
@@ -293,14 +306,17 @@ static float sum16(const float *x, int64_t n, int phase)
     return fold16(parts);
 }
 
+/* `first` turns the ring of lanes, and the sum does not feel it: the same elements share a lane, and the fold joins lanes that lie 8, then 4, 2 and 1
+ * apart on the ring, wherever it begins. The tests compare with the scalar definition, which uses it. */
 static void softmax(float *out, const float *x, int64_t n, int64_t first)
 {
+    (void)first;
     const vec max = v_set(max_of(x, n));
     for (int64_t i = 0; i < n; i += LANES) {
         const int count = lanes_of(n - i);
         v_put(out + i, v_exp(v_sub(v_get(x + i, count), max)), count);
     }
-    const vec sum = v_set(sum16(out, n, (int)(first % 16)));
+    const vec sum = v_set(sum16(out, n));
     for (int64_t i = 0; i < n; i += LANES) {
         const int count = lanes_of(n - i);
         v_put(out + i, v_div(v_get(out + i, count), sum), count);
