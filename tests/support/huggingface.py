@@ -21,6 +21,7 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import eager_mask
 
+torch.set_num_threads(1)  # small models: threads would only wait for each other
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
