@@ -73,11 +73,20 @@ static colibri_status read_yarn(options *root, options *o, const config *c, rope
     if (rope->theta <= 1)
         return fail(o->message, COLIBRI_ERROR_FORMAT, "%s: rope_theta = %g: rope type yarn needs a value above 1", o->path,
                     rope->theta);
-    if (!(rope->attention_factor > 0))
+    if (!(rope->attention_factor > 0 && rope->attention_factor < 1e30))
         return fail(o->message, COLIBRI_ERROR_FORMAT,
-                    "%s: %smscale = %g and mscale_all_dim = %g give an attention factor of %g, which must be above 0", o->path,
-                    o->owner, mscale, mscale_all_dim, rope->attention_factor);
+                    "%s: %smscale = %g and mscale_all_dim = %g give an attention factor of %g; a number above 0 was expected",
+                    o->path, o->owner, mscale, mscale_all_dim, rope->attention_factor);
     return COLIBRI_OK;
+}
+
+/* A base whose powers stay well inside float32. */
+static colibri_status read_theta(options *o, double otherwise, double *theta)
+{
+    TRY(options_positive(o, "rope_theta", otherwise, theta));
+    if (*theta >= 1e-30 && *theta <= 1e30)
+        return COLIBRI_OK;
+    return options_refuse(o, options_find(o, "rope_theta"), COLIBRI_ERROR_FORMAT, "a number from 1e-30 to 1e30 was expected");
 }
 
 /* One of the two objects; object NULL: absent, then only the top-level keys count. */
@@ -88,14 +97,14 @@ static colibri_status read_object(options *root, const json_node *object, const 
     memset(rope, 0, sizeof *rope);
     rope->attention_factor = 1;
     rope->factor = 1;
-    TRY(options_positive(root, "rope_theta", f->rope_theta, &rope->theta));
+    TRY(read_theta(root, f->rope_theta, &rope->theta));
     if (object == NULL)
         return COLIBRI_OK;
     if (object->kind != JSON_OBJECT)
         return options_refuse(root, object, COLIBRI_ERROR_FORMAT, "an object or null was expected");
     options o = {.object = object, .path = root->path, .owner = owner, .message = root->message};
     double theta, partial;
-    TRY(options_positive(&o, "rope_theta", rope->theta, &theta));
+    TRY(read_theta(&o, rope->theta, &theta));
     if (options_find(root, "rope_theta") != NULL && theta != rope->theta)
         return options_refuse(&o, options_find(&o, "rope_theta"), COLIBRI_ERROR_FORMAT,
                               "rope_theta at the top level has another value");

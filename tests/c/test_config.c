@@ -162,6 +162,8 @@ static void test_rope_options_that_cannot_be_honoured_are_refused(void)
                     "rope_parameters.full_attention");
     mixtral_refuses(COLIBRI_ERROR_UNSUPPORTED, "\"original_max_position_embeddings\":512,", "original_max_position_embeddings");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"rope_theta\":-1,"), "rope_theta = -1");
+    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"rope_theta\":1e39,"), "from 1e-30 to 1e30"); /* infinite in float32 */
+    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"rope_theta\":1e-50,"), "from 1e-30 to 1e30");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"rope_theta\":\"1e6\","), "a number above 0");
 }
 
