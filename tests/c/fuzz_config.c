@@ -1,8 +1,6 @@
 /* Fuzz target: any bytes as config.json. What is accepted must hold the promises of config.h, and its frequencies can be
  * computed.
- *
- *     clang -g -O1 -std=c99 -D_POSIX_C_SOURCE=200809L -fsanitize=fuzzer,address,undefined -Icsrc -Icsrc/include \
- *         tests/c/fuzz_config.c csrc/model/config*.c csrc/model/{family,options,json,foreign,rope}.c csrc/utils/status.c -lm */
+ * tools/soak.sh builds and runs it. */
 #include "model/config.h"
 
 #include <stdlib.h>

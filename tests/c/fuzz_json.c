@@ -1,7 +1,5 @@
 /* Fuzz target: any bytes as JSON. What parses is walked whole, so that a wrong node size or an unterminated string is seen.
- *
- *     clang -g -O1 -std=c99 -D_POSIX_C_SOURCE=200809L -fsanitize=fuzzer,address,undefined -Icsrc -Icsrc/include
- * tests/c/fuzz_json.c csrc/model/json.c csrc/utils/status.c */
+ * tools/soak.sh builds and runs it. */
 #include "model/json.h"
 
 #include <stdlib.h>

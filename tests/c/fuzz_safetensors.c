@@ -1,8 +1,6 @@
 /* Fuzz target: any bytes as a safetensors file. Of what is accepted every byte of every tensor is read, and together they must
  * cover the data.
- *
- *     clang -g -O1 -std=c99 -D_POSIX_C_SOURCE=200809L -fsanitize=fuzzer,address,undefined -Icsrc -Icsrc/include
- * tests/c/fuzz_safetensors.c \ csrc/model/safetensors.c csrc/model/json.c csrc/model/foreign.c csrc/utils/status.c */
+ * tools/soak.sh builds and runs it. */
 #include "model/safetensors.h"
 
 #include <stdlib.h>
