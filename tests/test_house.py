@@ -100,6 +100,15 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
                     assert (ROOT / name).parent.joinpath(target).exists(), (name, target)
 
 
+def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
+    """The Python of the README, from top to bottom in an empty folder."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) >= 2
+    done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run.safetensors").exists()
+
+
 def test_the_make_help_lists_every_target_that_a_person_calls() -> None:
     """`make help` documents itself from the Makefile."""
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
