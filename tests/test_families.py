@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from checkpoints import DTYPES, fused, random_tensors, read_checkpoint, small_config, write_checkpoint
 from compare import TIE, assert_agrees
+from drawn import draw_config
 from goldens import CONFIGURATIONS, REFERENCE, expected_taps, golden_of
 from oracle import Oracle, smallest_margin
 
 import colibri_lab as lab
 
+EVERYTHING = ["all", "layers.*.attn.weights"]
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -145,7 +147,7 @@ def checkpoint_and_taps(name: str, folder: Path, n_tokens: int = 90):
 @pytest.mark.parametrize("name", CASES)
 def test_every_tap_agrees_with_the_formulas(name, tmp_path):
     folder, prompt, taps = checkpoint_and_taps(name, tmp_path)
-    session = lab.open(folder).session(capture=["all", "layers.*.attn.weights"], max_tokens=len(prompt))
+    session = lab.open(folder).session(capture=EVERYTHING, max_tokens=len(prompt))
     session.feed(prompt)
     assert {path for path in session.tape if ".dispatch." not in path} == set(taps)
     print(f"largest relative error {assert_agrees(session.tape, taps):.1e} over {len(taps)} taps")
@@ -171,3 +173,31 @@ def test_the_oracle_itself_agrees_with_transformers(configuration):
     taps = Oracle(*read_checkpoint(REFERENCE / configuration)).forward(golden["input_ids"])
     taps = {path: tap.astype(np.int32) if path.endswith("expert_ids") else tap for path, tap in taps.items()}
     assert_agrees(taps, expected_taps(golden), 5e-6)
+
+
+def check_drawn(seed: int, folder: Path) -> None:
+    """A config, a dtype, a prompt and a thread count drawn from the seed; every tap against the formulas."""
+    random = np.random.default_rng(seed)
+    settings, dtype = draw_config(random), DTYPES[str(random.choice(["F32", "BF16", "F16"]))]
+    prompt = random.integers(0, settings["vocab_size"], int(random.integers(1, 80))).tolist()
+    while True:
+        tensors = random_tensors(settings, int(random.integers(2**31)))
+        tensors = {name: value.astype(dtype) for name, value in tensors.items()}
+        taps = Oracle(settings, tensors).forward(prompt)
+        if smallest_margin(taps, settings["num_experts_per_tok"]) > TIE / 10:
+            break
+    model = lab.open(write_checkpoint(folder, settings, tensors))
+    session = model.session(capture=EVERYTHING, max_tokens=len(prompt), threads=int(random.integers(1, 4)))
+    session.feed(prompt)
+    assert_agrees(session.tape, taps)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_drawn_config_agrees_with_the_formulas(seed, tmp_path):
+    check_drawn(seed, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(16, 400))
+def test_many_drawn_configs_agree_with_the_formulas(seed, tmp_path):
+    check_drawn(seed, tmp_path)
