@@ -111,7 +111,6 @@ SETTINGS: dict[str, dict] = {
     "3 threads": {"threads": 3},
     "prompt token by token": {"split": one_by_one},
     "prompt in random chunks": {"split": random_chunks},
-    "2 threads, random chunks, captures routing": {"threads": 2, "split": random_chunks, "capture": ["routing"]},
     **{f"captures {name}": {"capture": capture} for name, capture in CAPTURES.items()},
 }
 
@@ -178,7 +177,7 @@ def test_2000_generated_tokens_give_the_same_bytes_when_fed_as_a_prompt(runs, sp
     assert_same(generated, runs.start(REFERENCE / LONG, ids, split=split, capture=["all"]).result())
 
 
-# place -> (tensor, index of the element that is replaced)
+# place -> (tensor, index of the element that is replaced), in the bundled model
 PLANTED = {
     "a value projection": ("model.layers.2.self_attn.v_proj.weight", (17, 5)),
     "an expert": ("model.layers.3.block_sparse_moe.experts.4.w2.weight", (100, 11)),
@@ -186,16 +185,19 @@ PLANTED = {
 }
 
 
-def planted(runs: Runs, place: str, value: float) -> Path:
-    """A copy of the bundled model with one element replaced."""
-    folder = runs.folder / f"{place} {value}"
+def copy_with(folder: Path, source: Path, name: str, index: tuple[int, int], values: list[float]) -> Path:
+    """A copy of a checkpoint; `values` replace the elements of tensor `name` from `index` on along its row."""
     if not folder.exists():
-        config, tensors = read_checkpoint(BUNDLED)
-        name, index = PLANTED[place]
+        config, tensors = read_checkpoint(source)
         tensors[name] = tensors[name].copy()
-        tensors[name][index] = value
+        tensors[name][index[0], index[1] : index[1] + len(values)] = values
         write_checkpoint(folder, config, tensors)
     return folder
+
+
+def planted(runs: Runs, place: str, value: float) -> Path:
+    """A copy of the bundled model with one element replaced."""
+    return copy_with(runs.folder / f"{place} {value}", BUNDLED, *PLANTED[place], [value])
 
 
 def planted_sessions(runs: Runs, place: str, value: float, **options) -> Future:
@@ -233,6 +235,35 @@ def test_a_planted_value_reaches_the_tape(runs, place, value):
     for a, b in zip(clean["sessions"], dirty["sessions"], strict=True):
         assert a["taps"]["logits"] != b["taps"]["logits"]
         assert a["taps"]["layers.0.attn.norm"] == b["taps"]["layers.0.attn.norm"] or place.startswith("the embedding")
+
+
+LONG_LAST = 3  # the id that ends the 24-token prompt of the long planted runs, and stands nowhere else in them
+PLANTED_LONG = {
+    "a value projection": ("model.layers.1.self_attn.v_proj.weight", (5, 7)),
+    "an expert": ("model.layers.1.block_sparse_moe.experts.2.w1.weight", (9, 4)),
+    "the embedding of the last prompt token": ("model.embed_tokens.weight", (LONG_LAST, 6)),
+}
+LONG_SETTINGS = {
+    "scalar": {"isa": "scalar"},
+    "2 threads": {"threads": 2},
+    "token by token": {"split": one_by_one},
+    "random chunks": {"split": random_chunks},
+    "captures routing": {"capture": ["routing"]},
+}
+
+
+@pytest.mark.parametrize("setting", LONG_SETTINGS)
+@pytest.mark.parametrize("place", PLANTED_LONG)
+def test_an_inf_and_a_nan_spread_the_same_way_over_2024_fixed_tokens(runs, place, setting):
+    """One Inf and one NaN beside each other in a reference checkpoint whose window is 7 keys: the damage stays partial."""
+    ids = np.random.default_rng(24).integers(LONG_LAST + 1, 256, 2024)
+    ids[23] = LONG_LAST
+    path = copy_with(runs.folder / f"long {place}", REFERENCE / LONG, *PLANTED_LONG[place], [np.inf, np.nan])
+
+    def start(**options) -> Future:
+        return runs.start(path, [ids.tolist()], **{"capture": ["all"], **options})
+
+    assert_same(start().result(), start(**LONG_SETTINGS[setting]).result())
 
 
 CROSS = [
