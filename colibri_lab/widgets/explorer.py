@@ -329,7 +329,7 @@ class RoutingExplorer(anywidget.AnyWidget):
         data, where = self._shown, self.selection
         if data.tokens and data.layers:
             self._post(self._column_message(where["token"]))
-            self._post(self._block_message(data.layers.index(where["layer"])))
+            self._post(self._block_message(data.layers.index(where["layer"]), last=True))
 
     def _post(self, message: Message) -> None:
         self.send(message[0], buffers=message[1])

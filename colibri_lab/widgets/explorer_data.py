@@ -88,6 +88,10 @@ class ExplorerData:
         """
         return self._numbers(layer, slice(None), self.every_value)
 
+    def cell(self, layer: int, token: int) -> dict[str, Array]:
+        """One token in one layer: ids, gates (k,), margin, entropy, flags and, where recorded, values (E,)."""
+        return {name: array[0] for name, array in self._numbers(layer, slice(token, token + 1), True).items()}
+
     def column(self, token: int) -> dict[str, Array]:
         """One token through all layers: ids, gates (Lm, k), margin, entropy, flags (Lm,) and values (Lm, E) where
         recorded.

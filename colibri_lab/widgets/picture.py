@@ -48,15 +48,14 @@ def explorer_text(data: ExplorerData, selection: Selection, title: str) -> str:
 
 
 def _token_line(data: ExplorerData, layer: int, token: int) -> str:
-    row = data.layers.index(layer)
-    block = data.column(token)
+    here = data.cell(data.layers.index(layer), token)
     name = f"token {token} {data.trace.texts[token]!r}"
-    if block["flags"][row] & UNRECORDED:
+    if here["flags"] & UNRECORDED:
         return f"{name}   expert ids not recorded"
-    if block["flags"][row] & UNRANKED:
+    if here["flags"] & UNRANKED:
         return f"{name}   NaN or +Inf in its router logits: no ranking"
-    experts = ", ".join(f"{e} ({g:.2f})" for e, g in zip(block["ids"][row], block["gates"][row], strict=True))
-    margin = f"   margin {block['margin'][row]:.2f}" if np.isfinite(block["margin"][row]) else ""
+    experts = ", ".join(f"{e} ({g:.2f})" for e, g in zip(here["ids"], here["gates"], strict=True))
+    margin = f"   margin {here['margin']:.2f}" if np.isfinite(here["margin"]) else ""
     return f"{name}   experts {experts}{margin}"
 
 

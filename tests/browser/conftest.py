@@ -43,8 +43,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """A headless Chromium of the system."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=20_000)
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.fail("the browser suite needs Chromium: install the package chromium")
@@ -76,6 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += ["--ServerApp.port_retries=0", "--IdentityProvider.token=", "--ServerApp.password="]
     command += [f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"]
+    command += ["--ServerApp.disable_check_xsrf=True"]  # so that the tests may end kernels
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, env=env, cwd=root, stdout=log, stderr=log, start_new_session=True)
         try:

@@ -79,6 +79,7 @@ export class Explorer {
     const arrays = unpack(content.arrays, buffers);
     if (content.kind === "block") {
       store.addBlock(content.layer, arrays);
+      this.parts.top.dataset.missing = store.missingLayers().length;
       if (content.layer === this.view.layer) this.paintLayer();
       else this.paintSoon();
       if (content.last) this.askForLayers();
@@ -102,7 +103,6 @@ export class Explorer {
     fitPrompt(parts);
     this.showState();
     this.adopt(this.model.get("selection"), true);
-    this.askForLayers();
   }
 
   // A selection from Python (model's layer number) or from the browser.
@@ -215,7 +215,9 @@ export class Explorer {
   press(act) {
     const { parts, model } = this;
     if (act === "run") {
-      if (!parts.actions.run.disabled) model.send({ kind: "run", text: parts.prompt.value });
+      if (parts.actions.run.disabled) return;
+      if (parts.prompt.matches(":focus")) parts.actions.run.focus(); // closes the prompt, which lies over what comes next
+      model.send({ kind: "run", text: parts.prompt.value });
     } else if (act === "generate") model.send({ kind: "generate", count: 32 });
     else if (act === "stop") model.send({ kind: "stop" });
     else if (act === "html") model.send({ kind: "html" });
@@ -261,9 +263,11 @@ export class Explorer {
     if (!view.store?.T || !this.root.isConnected || !parts.maps.clientWidth) return this.markDrawn();
     view.palette = makePalette(this.root);
     view.slots = view.store.slots(view.layer);
+    view.cardWidth = parts.tcard.clientWidth - 20; // measured here alone: asking at every step would force a layout
+    this.maps.draw(view);
+    this.tokenCard.draw(view);
     this.strip.update(view);
     this.cards();
-    this.maps.draw(view);
     this.settle();
   }
 
@@ -272,9 +276,10 @@ export class Explorer {
     if (!view.store?.T || !this.maps.layout) return this.paintAll();
     view.slots = view.store.slots(view.layer);
     this.maps.follow(view);
+    this.maps.drawLayer(view);
+    this.tokenCard.draw(view);
     this.strip.update(view);
     this.cards();
-    this.maps.drawLayer(view);
     this.settle();
   }
 
@@ -283,11 +288,11 @@ export class Explorer {
     if (!view.store?.T || !this.maps.layout) return this.paintAll();
     const before = this.maps.from;
     this.maps.follow(view);
-    if (view.token < this.strip.start || view.token >= this.strip.stop || view.store.T > this.strip.nodes.length) this.strip.update(view);
-    else this.strip.select(view);
-    this.cards();
     if (this.maps.from !== before) this.maps.drawLayer(view);
     else this.maps.select(view);
+    this.tokenCard.draw(view);
+    this.strip.move(view);
+    this.cards();
     this.settle();
   }
 
@@ -295,28 +300,22 @@ export class Explorer {
   paintSoon() {
     this.soon ||= requestAnimationFrame(() => {
       this.soon = null;
-      if (this.view.store.T) this.tokenCard.update(this.view);
+      if (!this.view.store.T) return;
+      this.tokenCard.draw(this.view);
+      this.tokenCard.patch(this.view);
     });
   }
 
   cards() {
     const { view, parts } = this;
-    view.cardWidth = this.cardWidth();
     this.askForToken();
-    this.tokenCard.update(view);
+    this.tokenCard.patch(view);
     this.expertCard.update(view);
     this.preview(null);
     parts.layer.value = view.layer;
     parts.layername.textContent = view.store.facts.layers[view.layer];
     parts.code.textContent = `explorer.selection = dict(layer=${view.store.facts.layers[view.layer]}, token=${view.token}, expert=${view.expert})`;
     parts.top.setAttribute("aria-label", `Load map and token map, layer ${view.store.facts.layers[view.layer]}, token ${view.token}, expert ${view.expert}. Arrows move the selection.`);
-  }
-
-  // The inner width of the token card, measured once per layout.
-  cardWidth() {
-    const outer = this.root.clientWidth;
-    if (this.measured?.outer !== outer) this.measured = { outer, inner: this.parts.tcard.clientWidth - 20 };
-    return this.measured.inner;
   }
 
   settle() {

@@ -66,7 +66,7 @@ export class Maps {
 
   // Another layer or another window: the load cells stay.
   drawLayer(view) {
-    this.layout = layoutMaps(view.store, this.host.clientWidth, this.from);
+    this.layout = layoutMaps(view.store, this.layout.width, this.from);
     this.contexts[1].clearRect(0, 0, this.layout.width, this.layout.total);
     drawTokens(this.contexts[1], view, this.layout);
     this.select(view);
@@ -74,6 +74,7 @@ export class Maps {
 
   // Another token or expert: only the selection moves.
   select(view) {
+    this.top.dataset.from = this.layout.tokens.start;
     const ctx = this.contexts[2];
     const { store, palette, layer, token, expert } = view;
     const { load, tokens, row, top, height } = this.layout;

@@ -25,7 +25,7 @@ export function showStatus(parts, store, status, kernel) {
   stop.disabled = !able || !(working || waiting);
   html.disabled = !able;
   if ((working || waiting) && mine) stop.focus();
-  else if (focused === stop && stop.disabled) (runs ? parts.prompt : parts.tokens).focus();
+  else if (focused === stop && stop.disabled) (run.disabled ? parts.tokens : run).focus();
   html.hidden = kernel === "page";
   parts.prompt.disabled = !runs || !able;
   parts.prompt.placeholder = runs ? "Type a prompt, then press Run" : store?.facts.why_not ?? "";

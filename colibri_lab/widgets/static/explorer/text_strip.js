@@ -3,10 +3,10 @@
 import { withAlpha } from "./palette.js";
 import { FLAG } from "./store.js";
 import { chip, count, escape, expertColour, fixed, inText } from "./format.js";
-import { markKey, markSvg } from "./marks.js";
+import { markKey } from "./marks.js";
 
 const ALL = 400; // up to so many tokens are shown at once
-const WINDOW = 160; // tokens shown of a longer text
+const WINDOW = 120; // tokens shown of a longer text
 const CLEAR = { logit: 2, score: 0.2 }; // a margin from which a token is clear: no fill
 
 export class TextStrip {
@@ -34,16 +34,27 @@ export class TextStrip {
     this.start = this.stop = -1;
   }
 
+  // Another layer or other data.
   update(view) {
-    const { store } = view;
-    const fits = store.T <= ALL;
-    const inside = view.token >= this.start + (this.start > 0 ? 8 : 0) && view.token < this.stop - (this.stop < store.T ? 8 : 0);
-    if (this.start < 0 || (!fits && !inside)) {
-      let start = fits ? 0 : Math.max(0, Math.min(view.token - WINDOW / 2, store.T - WINDOW));
-      for (let back = 0; back < 24 && start > 0 && !fits; back++) if (store.facts.texts[start - 1 - back]?.includes("\n")) { start -= back; break; }
-      this.build(view, start, fits ? store.T : Math.min(store.T, start + WINDOW));
-    }
+    this.follow(view);
     this.paint(view);
+  }
+
+  // Another token of the same layer.
+  move(view) {
+    if (this.follow(view)) this.paint(view);
+    else this.select(view);
+  }
+
+  // Builds the tokens anew when the selection is not well inside what is shown; whether it did.
+  follow(view) {
+    const { store } = view;
+    const all = store.T <= ALL;
+    const inside = view.token >= this.start + (this.start > 0 ? 8 : 0) && view.token < this.stop - (this.stop < store.T ? 8 : 0);
+    if (this.start >= 0 && (all || inside)) return false;
+    const start = all ? 0 : Math.max(0, Math.min(view.token - WINDOW / 2, store.T - WINDOW));
+    this.build(view, lineStart(store.facts.texts, start), all ? store.T : Math.min(store.T, start + WINDOW));
+    return true;
   }
 
   build(view, start, stop) {
@@ -55,23 +66,28 @@ export class TextStrip {
     if (start > 0) html.push(jump(start - 1, `⋯ ${count(start)} tokens above`));
     for (let t = start; t < stop; t++) {
       const text = store.facts.texts[t];
-      html.push(`<span class="tok" role="option" id="${view.uid}-t${t}" data-t="${t}" aria-selected="false"><span class="tx">${escape(inText(text, store.kind[t]))}</span><span class="tg"></span></span>`);
+      html.push(`<span class="tok" role="option" id="${view.uid}-t${t}" data-t="${t}" aria-selected="false"><span class="tx">${escape(inText(text, store.kind[t]))}</span><span class="tg"><b></b><i></i></span></span>`);
       if (text.includes("\n") && t + 1 < stop) html.push('</div><div class="line" role="none">');
     }
     if (stop < store.T) html.push(jump(stop, `⋯ ${count(store.T - stop)} tokens below`));
     html.push("</div>");
     this.list.innerHTML = html.join("");
-    this.nodes = Array.from(this.list.querySelectorAll(".tok"), (node) => ({ node, text: node.firstChild, tag: node.lastChild }));
+    this.nodes = Array.from(this.list.querySelectorAll(".tok"), (node) => {
+      const [text, tag] = node.children;
+      return { node, text, tag, strong: tag.firstChild, weak: tag.lastChild, mark: "", style: "", first: "", second: "" };
+    });
     this.selected = null;
   }
 
   paint(view) {
     const { store, palette } = view;
-    this.nodes.forEach(({ text, tag }, i) => {
-      const here = store.at(view.layer, this.start + i);
-      const { style, html } = look(view, here);
-      text.style.cssText = style;
-      tag.innerHTML = html;
+    const sides = look(view);
+    this.nodes.forEach((entry, i) => {
+      const [style, first, second, mark] = sides(store.at(view.layer, this.start + i));
+      if (style !== entry.style) entry.text.style.cssText = entry.style = style;
+      if (first !== entry.first) entry.strong.textContent = entry.first = first;
+      if (second !== entry.second) entry.weak.textContent = entry.second = second;
+      if (mark !== entry.mark) entry.tag.dataset.mark = entry.mark = mark;
     });
     this.select(view);
     this.legend.innerHTML = legend(view, palette);
@@ -90,6 +106,12 @@ export class TextStrip {
   }
 }
 
+// The beginning of the line that token `start` stands in, if that is near.
+function lineStart(texts, start) {
+  for (let back = 0; back < 24 && back < start; back++) if (texts[start - 1 - back].includes("\n")) return start - back;
+  return start;
+}
+
 // Scrolls inside the strip only; the page stays where it is.
 function keepVisible(list, node) {
   const top = node.offsetTop; // the strip is the offset parent
@@ -97,24 +119,27 @@ function keepVisible(list, node) {
   else if (top + node.offsetHeight > list.scrollTop + list.clientHeight) list.scrollTop = top + node.offsetHeight - list.clientHeight + 6;
 }
 
-function look(view, here) {
-  const { store, palette } = view;
-  if (!here) return { style: `border-color:${palette.line}`, html: "" };
-  if (here.flags & FLAG.unrecorded) return { style: `border-color:${palette.line2};border-bottom-style:dotted`, html: markSvg("unknown") };
-  if (here.flags & FLAG.unranked) return { style: `border-color:${palette.mark};border-bottom-style:double`, html: markSvg(here.flags & FLAG.nan ? "nan" : "+inf") };
-  if (view.by === "expert") {
-    const [first, second] = here.ids;
-    const colour = expertColour(view, first);
-    const tint = withAlpha(colour, view.slots.of(first) < 0 ? 0.12 : palette.tint);
-    const single = store.many || store.K < 2;
-    const line = single ? colour : expertColour(view, second);
-    return { style: `background:${tint};border-color:${line}`, html: `<b>${first}</b>${single ? "" : `<i>${second}</i>`}` };
-  }
-  const strength = view.by === "entropy" ? here.entropy : 1 - Math.min(1, Math.max(0, here.margin / CLEAR[store.facts.by_score[view.layer] ? "score" : "logit"]));
-  const html = `<i>${fixed(view.by === "entropy" ? here.entropy : here.margin)}</i>`;
-  if (!(strength > 0.03)) return { style: `border-color:${palette.line}`, html };
-  const colour = palette.of(strength);
-  return { style: `background:${colour};border-color:${colour};color:${palette.inkOf(strength)}`, html };
+// How a token looks, as a function of what the router did: style, bold text, plain text, mark.
+function look(view) {
+  const { store, palette, by } = view;
+  const single = store.many || store.K < 2;
+  const clear = CLEAR[store.facts.by_score[view.layer] ? "score" : "logit"];
+  return (here) => {
+    if (!here) return [`border-color:${palette.line}`, "", "", ""];
+    if (here.flags & FLAG.unrecorded) return [`border-color:${palette.line2};border-bottom-style:dotted`, "", "", "unknown"];
+    if (here.flags & FLAG.unranked) return [`border-color:${palette.mark};border-bottom-style:double`, "", "", here.flags & FLAG.plusInf && !(here.flags & FLAG.nan) ? "+inf" : "nan"];
+    if (by === "expert") {
+      const [first, second] = here.ids;
+      const colour = expertColour(view, first);
+      const line = single ? colour : expertColour(view, second);
+      return [`background:${withAlpha(colour, view.slots.of(first) < 0 ? 0.12 : palette.tint)};border-color:${line}`, String(first), single ? "" : String(second), ""];
+    }
+    const value = by === "entropy" ? here.entropy : here.margin;
+    const strength = by === "entropy" ? value : 1 - Math.min(1, Math.max(0, value / clear));
+    if (!(strength > 0.03)) return [`border-color:${palette.line}`, "", fixed(value), ""];
+    const colour = palette.of(strength);
+    return [`background:${colour};border-color:${colour};color:${palette.inkOf(strength)}`, "", fixed(value), ""];
+  };
 }
 
 function legend(view, palette) {

@@ -9,9 +9,13 @@ const LEFT_OUT = 3; // of more, the chosen and so many of the rest
 const CELLS = 8; // up to so many layers get a cell each
 const BF16_BITS = 8;
 
+const FRAME = `<h3></h3><div class="bars"></div><canvas class="rest" role="img" hidden></canvas><div class="q small tail"></div><h3 class="gap"></h3><div class="cells"></div><canvas class="sparks" role="img" hidden></canvas>`;
+
 export class TokenCard {
   constructor(host, onLayer, onExpert) {
-    this.host = host;
+    host.innerHTML = FRAME;
+    [this.title, this.pathTitle] = host.querySelectorAll("h3");
+    for (const name of ["bars", "rest", "tail", "cells", "sparks"]) this[name] = host.querySelector("." + name);
     host.addEventListener("click", (event) => {
       const cell = event.target.closest("[data-layer]");
       const row = event.target.closest("[data-expert]");
@@ -20,24 +24,40 @@ export class TokenCard {
     });
   }
 
-  update(view) {
+  // The canvases. Called before anything changes the page, for a canvas asks the style of its element to set a font.
+  draw(view) {
+    const { store, layer, token } = view;
+    const here = store.at(layer, token);
+    const values = store.values(layer, token);
+    this.unlisted = here && values && !(here.flags & FLAG.unrecorded) ? Math.max(0, store.E - listed(store, here)) : 0;
+    if (this.unlisted) drawRest(this.rest, view, here, values);
+    if (store.L > CELLS) drawSparks(this.sparks, view);
+  }
+
+  // The rest.
+  patch(view) {
     const { store, layer, token } = view;
     const here = store.at(layer, token);
     const values = store.values(layer, token);
     const what = store.facts.by_score[layer] ? "selection scores" : "router logits";
     const name = escape(word(store.facts.texts[token], store.kind[token]));
     const few = store.L <= CELLS;
-    this.host.innerHTML =
-      `<h3>Token ${token} <span class="tt">${name}</span> in layer ${store.facts.layers[layer]}<small>${what}, sorted</small></h3>` +
-      (here ? bars(view, here, values) : '<p class="q">Waiting for this layer …</p>') +
-      (few
-        ? `<h3 class="gap">Path through all layers<small>${store.K > 1 ? "first, second choice" : "choice"}; margin below</small></h3>${path(view)}`
-        : `<h3 class="gap">Through the layers<small>— margin (log), ··· one bf16 step, - - entropy</small></h3><canvas class="sparks" height="84" role="img" aria-label="Margin and entropy of token ${token} by layer"></canvas>`);
-    const rest = this.host.querySelector("canvas.rest");
-    if (rest) drawRest(rest, view, here, values);
-    if (!few) drawSparks(this.host.querySelector("canvas.sparks"), view);
+    this.title.innerHTML = `Token ${token} <span class="tt">${name}</span> in layer ${store.facts.layers[layer]}<small>${what}, sorted</small>`;
+    this.bars.innerHTML = here ? bars(view, here, values) : '<p class="q">Waiting for this layer …</p>';
+    this.rest.hidden = !this.unlisted;
+    this.tail.textContent = this.unlisted ? `all ${store.E} sorted · ${this.unlisted} not listed, down to ${fixed(lowest(values), 1)}${oddities(values)}` : "";
+    this.rest.setAttribute("aria-label", `All ${store.E} values sorted, chosen ones first`);
+    this.pathTitle.innerHTML = few
+      ? `Path through all layers<small>${store.K > 1 ? "first, second choice" : "choice"}; margin below</small>`
+      : "Through the layers<small>— margin (log), ··· one bf16 step, - - entropy</small>";
+    this.cells.innerHTML = few ? path(view) : "";
+    this.sparks.hidden = few;
+    this.sparks.setAttribute("aria-label", `Margin and entropy of token ${token} by layer`);
   }
 }
+
+const lowest = (values) => Math.min(...Array.from(values).filter(Number.isFinite));
+const listed = (store, here) => (store.E <= LISTED ? store.E : (here.ranked ? store.K : 0) + LEFT_OUT);
 
 // Chosen experts in the order of their slots, then the rest from the strongest down; NaN last.
 function ranked(store, here, values) {
@@ -70,11 +90,6 @@ function bars(view, here, values) {
   else if (rest.length) html.push(cut(`chosen above · margin ${fixed(here.margin)} · left out below`));
   for (const e of left) html.push(row(view, e, values[e], null, width(values[e])));
   html.push("</tbody></table>");
-  const hidden = rest.length - left.length;
-  if (hidden > 0)
-    html.push(
-      `<canvas class="rest" height="28" role="img" aria-label="All ${store.E} values sorted, chosen ones first"></canvas><div class="q small">all ${store.E} sorted · ${hidden} not listed, down to ${fixed(low, 1)}${oddities(values)}</div>`,
-    );
   return html.join("");
 }
 
@@ -112,8 +127,14 @@ function path(view) {
 // Colours of another layer: an expert's number means something only inside its layer.
 const layerView = (view, layer) => ({ ...view, slots: layer === view.layer ? view.slots : view.store.slots(layer) });
 
+// The canvas at this size, empty, ready to draw in CSS pixels. Memory is taken anew only when the size changes.
 export function fitCanvas(canvas, width, height) {
   const scale = window.devicePixelRatio || 1;
+  if (canvas.width === Math.round(width * scale) && canvas.height === Math.round(height * scale)) {
+    const ctx = canvas.getContext("2d");
+    ctx.clearRect(0, 0, width, height);
+    return ctx;
+  }
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
   canvas.width = Math.round(width * scale);
