@@ -21,7 +21,7 @@ CELLS = [
 import colibri_lab as lab
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.widgets.explorer import RoutingExplorer
-trace = synthetic_trace({SHAPE["layers"]}, {SHAPE["experts"]}, {SHAPE["top_k"]}, {SHAPE["tokens"]}, seed={SHAPE["seed"]}, hidden=1)
+trace = synthetic_trace(**{SHAPE}, hidden=1)
 sent = 0
 original = RoutingExplorer.send
 def counted(self, content, buffers=None):
@@ -41,10 +41,14 @@ def big(lab: Any) -> Any:
     lab.page.evaluate(
         """() => { const look = () => {
                     const canvas = document.querySelector('.clb canvas.top');
-                    const shown = canvas && Number(canvas.dataset.drawn) > 0 && !document.querySelector('.clb .body').hidden;
-                    if (shown) requestAnimationFrame(() => { window.firstPicture = Date.now(); });
-                    else requestAnimationFrame(look); };
-                  look(); }"""
+                    const body = document.querySelector('.clb .body');
+                    if (canvas && Number(canvas.dataset.drawn) > 0 && !body.hidden)
+                      requestAnimationFrame(() => { window.firstPicture = Date.now(); });
+                    else requestAnimationFrame(look);
+}
+;
+look();
+}"""
     )
     lab.run_all()
     root = lab.drawn()
@@ -154,7 +158,8 @@ def reader(lab: Any, big: Any) -> None:
     """A function in the page that reads the cards as a person would."""
     lab.page.evaluate(
         """() => { window.readCards = () => {
-             const all = (selector, root = document.querySelector('.clb')) => Array.from(root.querySelectorAll(selector));
+             const view = document.querySelector('.clb');
+             const all = (selector, root = view) => Array.from(root.querySelectorAll(selector));
              const rows = all('.lb tbody tr[data-expert]');
              const cell = (row, i) => row.children[i].innerText.trim();
              const [strongest] = all('.ecard .places');
@@ -162,17 +167,18 @@ def reader(lab: Any, big: Any) -> None:
                experts: rows.map((row) => Number(cell(row, 0))),
                logits: rows.map((row) => cell(row, 2)),
                gates: rows.map((row) => cell(row, 3)).filter((text) => text !== '–'),
-               margin: document.querySelector('.clb .cut').innerText.match(/margin (\\S+)/)[1],
-               say: document.querySelector('.clb .say').innerText,
-               came: document.querySelector('.clb .ecard .big').innerText.replace(/\\s+/g, ' ').trim(),
-               strongest: all('.place', strongest).map((p) => p.innerText.replace(p.querySelector('.tt').innerText, '').trim()),
+               margin: view.querySelector('.cut').innerText.match(/margin (\\S+)/)[1],
+               say: view.querySelector('.say').innerText,
+               came: view.querySelector('.ecard .big').innerText.replace(/\\s+/g, ' ').trim(),
+               strongest: all('.place', strongest).map(
+                 (p) => p.innerText.replace(p.querySelector('.tt').innerText, '').trim()),
                partners: all('.hb tbody tr').map((row) => [Number(cell(row, 0)), cell(row, 2)]),
              }; }; }"""
     )
 
 
 def test_the_frame_of_the_overview_can_be_dragged(lab: Any, big: Any) -> None:
-    """Dragging moves the window of the token map without moving the selection; selecting outside brings the window along."""
+    """Dragging moves the token map without moving the selection; a selection outside brings the map along."""
     lab.python("explorer.selection = dict(layer=40, token=100)")
     expect(big.locator("code.code").last).to_contain_text("layer=40, token=100")
     canvas = big.locator("canvas.top")

@@ -98,5 +98,5 @@ function together(view, facts) {
     const part = came ? n / came : 0;
     return `<tr data-expert="${expert}"><td>${chip(view, expert, true)}</td><td><div class="track thin"><span style="width:${Math.max(0.8, 100 * part).toFixed(1)}%;background:${expertColour(view, expert)}"></span><i style="left:${(100 * chance).toFixed(1)}%"></i></div></td><td class="num">${percent(part)}</td><td class="num q">${count(n)}</td></tr>`;
   });
-  return `<h3>Chosen together with<small>| chance ${chanceText(chance)}</small></h3><table class="hb" aria-label="Chosen together with"><colgroup><col style="width:30px"><col><col style="width:48px"><col style="width:44px"></colgroup><tbody>${rows.join("")}</tbody></table>`;
+  return `<h3>Chosen together with<small>| chance ${chanceText(chance)}</small></h3><table class="hb" aria-label="Chosen together with"><colgroup><col style="width:36px"><col><col style="width:48px"><col style="width:44px"></colgroup><tbody>${rows.join("")}</tbody></table>`;
 }

@@ -9,6 +9,7 @@ import { ExpertCard } from "./expert_card.js";
 import { Maps } from "./maps.js";
 import { buildShell } from "./shell.js";
 import { keyboard } from "./keys.js";
+import { makeActions } from "./actions.js";
 import { twinTables } from "./twins.js";
 import { watchKernel } from "./kernel.js";
 import { showFault, showHelp, showStatus } from "./states.js";
@@ -30,7 +31,7 @@ export class Explorer {
     this.strip = new TextStrip(this.parts.strip, (t) => this.choose({ token: t }), (t) => this.preview(t === null ? null : { token: t }));
     this.tokenCard = new TokenCard(this.parts.tcard, (l) => this.choose({ layer: l }), (e) => this.choose({ expert: e }));
     this.expertCard = new ExpertCard(this.parts.ecard, (t) => this.choose({ token: t, expert: this.view.expert }), (e) => this.choose({ expert: e }));
-    this.maps = new Maps(this.parts.maps, { onSelect: (hit) => this.choose(hit), onHover: (hit) => this.preview(hit), onWindow: () => this.maps.drawLayer(this.view) });
+    this.maps = new Maps(this.parts.maps, { onSelect: (hit) => this.choose(hit), onHover: (hit) => this.preview(hit), onWindow: () => this.slide() });
     this.listen();
     this.setTheme();
     this.showState();
@@ -49,7 +50,11 @@ export class Explorer {
     on("msg:custom", (content, buffers) => this.receive(content, buffers || []));
     on("change:selection", () => this.adopt(model.get("selection")));
     on("change:colour_by", () => this.setColour(model.get("colour_by"), false));
-    on("change:_status", () => this.showState());
+    on("change:_status", () => {
+      this.showState();
+      const { state, text } = model.get("_status");
+      if (state === "idle" && text) this.tell(text);
+    });
     const theme = new MutationObserver(() => this.setTheme());
     for (const node of [document.documentElement, document.body]) theme.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
     const system = matchMedia("(prefers-color-scheme: dark)");
@@ -59,7 +64,7 @@ export class Explorer {
     size.observe(root);
     this.leave.push(() => theme.disconnect(), () => size.disconnect(), () => system.removeEventListener("change", changed), () => clearTimeout(this.resting));
     this.leave.push(watchKernel(model, (state) => this.kernel(state)));
-    root.addEventListener("keydown", keyboard(parts, this.actions()));
+    root.addEventListener("keydown", keyboard(parts, makeActions(this)));
     parts.layer.addEventListener("input", () => this.choose({ layer: Number(parts.layer.value) }));
     root.addEventListener("click", (event) => {
       const act = event.target.closest("[data-act]")?.dataset.act;
@@ -111,11 +116,9 @@ export class Explorer {
     if (!view.store) return;
     const layer = Math.max(0, view.store.facts.layers.indexOf(selection.layer));
     const token = Math.min(selection.token ?? 0, Math.max(0, view.store.T - 1));
-    const same = layer === view.layer;
-    Object.assign(view, { layer, token, expert: Math.min(selection.expert ?? 0, view.store.E - 1) });
-    if (everything) this.paintAll();
-    else if (same) this.paintToken();
-    else this.paintLayer();
+    const expert = Math.min(selection.expert ?? 0, view.store.E - 1);
+    if (everything) Object.assign(view, { layer, token, expert }), this.paintAll();
+    else this.show(layer, token, expert);
   }
 
   // ---- choosing ----
@@ -130,12 +133,19 @@ export class Explorer {
     const first = store.at(layer, token)?.ids[0];
     let expert = wish.expert ?? (moved && first !== undefined && first !== store.noId ? first : view.expert);
     expert = Math.min(expert, store.E - 1);
-    const sameLayer = layer === view.layer;
-    Object.assign(view, { layer, token, expert });
-    if (sameLayer) this.paintToken();
-    else this.paintLayer();
+    this.show(layer, token, expert);
     model.set("selection", { layer: store.facts.layers[layer], token, expert });
     model.save_changes();
+  }
+
+  // Draws another place; nothing when it is the one shown, as when our own choice comes back from the model.
+  show(layer, token, expert) {
+    const { view } = this;
+    if (layer === view.layer && token === view.token && expert === view.expert) return;
+    const another = layer !== view.layer;
+    Object.assign(view, { layer, token, expert });
+    if (another) this.paintLayer();
+    else this.paintToken();
   }
 
   preview(hit) {
@@ -158,60 +168,6 @@ export class Explorer {
     this.model.save_changes();
   }
 
-  actions() {
-    const { parts, view } = this;
-    const within = (n, size) => Math.max(0, Math.min(size - 1, n));
-    return {
-      token: (step) => this.choose({ token: within(view.token + step, view.store?.T ?? 1) }),
-      layer: (step) => this.choose({ layer: within(view.layer + step, view.store?.L ?? 1) }),
-      digit: (n) => {
-        if (!view.store || view.store.E > 10 || n >= view.store.E) return false;
-        this.choose({ expert: n });
-        return true;
-      },
-      nextColour: () => this.setColour({ expert: "entropy", entropy: "margin", margin: "expert" }[view.by], true),
-      pin: () => {
-        if (!view.store?.many) return this.tell("Up to 8 experts each have their own colour.");
-        const on = view.store.pin(view.layer, view.expert);
-        this.paintLayer();
-        this.tell(on ? `Expert ${view.expert} keeps a colour in this layer.` : `Expert ${view.expert} is no longer pinned.`);
-      },
-      nextTie: () => {
-        const place = view.store?.T ? view.store.nextTie(view.layer, view.token) : null;
-        if (place) this.choose(place);
-        else this.tell("No near-tie: every margin here exceeds one bfloat16 step.");
-      },
-      open: () => {
-        const strongest = this.parts.ecard.querySelector("[data-token]");
-        if (strongest) this.choose({ token: Number(strongest.dataset.token), expert: view.expert });
-      },
-      askNumber: () => {
-        parts.numberbox.hidden = false;
-        parts.number.value = "";
-        this.back = document.activeElement;
-        parts.number.focus();
-      },
-      chooseNumber: () => {
-        const wanted = parts.number.value.trim();
-        parts.numberbox.hidden = true;
-        this.back?.focus();
-        const last = (view.store?.E ?? 1) - 1;
-        if (/^\d+$/.test(wanted) && Number(wanted) <= last) this.choose({ expert: Number(wanted) });
-        else this.tell(`Expert ${wanted || "?"} does not exist: experts are 0 to ${last}.`);
-      },
-      run: () => this.press("run"),
-      help: () => showHelp(parts, parts.help.hidden),
-      escape: (target) => {
-        if (!parts.numberbox.hidden) {
-          parts.numberbox.hidden = true;
-          this.back?.focus();
-        } else if (!parts.help.hidden) showHelp(parts, false);
-        else if (this.model.get("_status").state === "working") this.press("stop");
-        else target.blur();
-      },
-    };
-  }
-
   press(act) {
     const { parts, model } = this;
     if (act === "run") {
@@ -225,7 +181,11 @@ export class Explorer {
     else if (act === "recipe") this.copy(`${this.view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
     else if (act === "traceback") parts.trace.hidden = !parts.trace.hidden;
     else if (act === "copytrace") this.copy(parts.trace.textContent);
-    else if (act === "dismiss") parts.fault.hidden = true;
+    else if (act === "dismiss") {
+      parts.fault.hidden = true;
+      model.set("_status", { state: "idle" });
+      model.save_changes();
+    }
     else if (act === "closehelp") showHelp(parts, false);
   }
 
@@ -326,8 +286,15 @@ export class Explorer {
     }, REST);
   }
 
+  // The window of the token map moved under the mouse.
+  slide() {
+    this.maps.drawLayer(this.view);
+    this.markDrawn();
+  }
+
   markDrawn() {
     this.parts.top.dataset.drawn = ++this.draws;
+    if (this.maps.layout) this.parts.top.dataset.from = this.maps.layout.tokens.start;
   }
 
   // ---- data ----

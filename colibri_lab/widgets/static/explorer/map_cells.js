@@ -1,6 +1,6 @@
 // The cells of the maps, painted once per layer, window and theme; the selection lies above them on its own canvas.
 import { FLAG } from "./store.js";
-import { chanceText, expertColour, fixed, percent, word } from "./format.js";
+import { chanceText, count, expertColour, fixed, percent, word } from "./format.js";
 import { inkOn } from "./palette.js";
 import { drawMark } from "./marks.js";
 import { beyond } from "./sentence.js";
@@ -105,18 +105,19 @@ function loadKey(ctx, view, layout, clipped, empty) {
   const x = layout.load.x;
   const y = layout.top + layout.height + 20;
   const { row } = layout;
-  const label = `${percent(store.scaleTop)} of tokens`;
   const width = Math.max(80, Math.min(140, layout.load.width - 90));
+  const room = layout.tokens.x - x - width - 16;
+  const label = percent(store.scaleTop) + (room > 88 ? " of tokens" : "");
   rampBar(ctx, x, y, width, palette.of);
   const at = x + (width * store.chance) / store.scaleTop;
   ctx.fillStyle = palette.ink;
   ctx.fillRect(at - 1, y - 2, 2, 13);
   text(ctx, "0", x, y + 20, plain(view), palette.ink2);
-  text(ctx, chanceText(store.chance), Math.max(at, x + 24), y + 20, plain(view), palette.ink, "center");
+  text(ctx, chanceText(store.chance), Math.max(at, x + 30), y + 20, plain(view), palette.ink, "center");
   text(ctx, label, x + width + 6, y + 8, plain(view), palette.ink2);
   const lines = layout.numbers ? ["▴ ▾ beyond chance (95 %)", "numbers: tokens that came"] : [];
-  if (clipped) lines.push(`${row < 8 ? "dot" : "corner"} in a cell: above the scale (${clipped})`);
-  if (empty && !layout.numbers) lines.push(`left open: nobody came (${empty})`);
+  if (clipped) lines.push(`${row < 8 ? "dot" : "corner"} in a cell: above the scale (${count(clipped)})`);
+  if (empty && !layout.numbers) lines.push(`left open: nobody came (${count(empty)})`);
   lines.forEach((words, i) => text(ctx, words, x, y + 37 + 15 * i, plain(view), palette.ink2));
 }
 
@@ -225,7 +226,7 @@ function tokenAxis(ctx, view, layout) {
     const after = store.T - tokens.start - tokens.shown;
     if (tokens.start > 0) drawMark(ctx, palette, "cut", tokens.x - 9, top, 5, height);
     if (after > 0) drawMark(ctx, palette, "cut", tokens.x + tokens.width + 4, top, 5, height);
-    text(ctx, `↤ ${tokens.start} tokens before, ${after} after ↦ · strip above: all ${store.T} by entropy; frame: shown here`, tokens.x, top + height + 50, plain(view), palette.ink2);
+    text(ctx, `↤ ${count(tokens.start)} tokens before, ${count(after)} after ↦ · strip above: all ${count(store.T)} by entropy; frame: shown here`, tokens.x, top + height + 50, plain(view), palette.ink2);
   }
 }
 
@@ -278,7 +279,7 @@ function drawBars(ctx, view, layout, clipped) {
   text(ctx, "0", bars.x, y + 19, plain(view), palette.ink2);
   text(ctx, `${fixedGate(store.facts.gate_top)}${clipped ? "+" : ""} gate`, bars.x + width + 4, y + 8, plain(view), palette.ink2);
   const lines = layout.halves && store.K > 1 ? ["full cell: 1st choice", `half cell: ${store.K > 2 ? "the others" : "2nd"}`] : [];
-  if (clipped) lines.unshift(`above the scale (${clipped})`);
+  if (clipped) lines.unshift(`above the scale (${count(clipped)})`);
   lines.slice(0, 3).forEach((words, i) => text(ctx, words, bars.x, y + 34 + 14 * i, plain(view), palette.ink2));
 }
 

@@ -6,6 +6,7 @@ const BARS = { few: 170, many: 140 };
 const TALL = 400; // height the experts share
 const ROW = { least: 1, most: 22 };
 const CELL = { least: 3, most: 30 }; // width of a token column
+const TITLE = 290; // room for the token map's title, however few the tokens
 
 export function layoutMaps(store, width, from) {
   const { L, T, E } = store;
@@ -27,7 +28,7 @@ export function layoutMaps(store, width, from) {
     width, row, top, height, load,
     total: top + height + (labels ? 92 : 76),
     tokens: { x, cell, shown, start, cut, labels, width: shown * cell },
-    bars: { x: x + shown * cell + 16, width: bars - 60, full: bars },
+    bars: { x: x + Math.max(shown * cell, Math.min(TITLE, room)) + 16, width: bars - 60, full: bars },
     strip: { y: 18, height: 8 },
     chips: row >= 16,
     numbers: row >= 14 && column >= 22,

@@ -74,7 +74,6 @@ export class Maps {
 
   // Another token or expert: only the selection moves.
   select(view) {
-    this.top.dataset.from = this.layout.tokens.start;
     const ctx = this.contexts[2];
     const { store, palette, layer, token, expert } = view;
     const { load, tokens, row, top, height } = this.layout;
@@ -103,8 +102,9 @@ export class Maps {
         text(ctx, name, 0, 0, `bold 11px ${palette.mono}`, palette.sel);
         ctx.restore();
       } else {
-        label(ctx, view, String(token), x + tokens.cell / 2, top + height + 13, palette.sel);
-        text(ctx, name, Math.max(tokens.x + 20, x + tokens.cell / 2), top + height + 29, `bold 11px ${palette.mono}`, palette.sel, "center");
+        const inside = (half) => Math.max(tokens.x + half, Math.min(tokens.x + Math.max(tokens.width, 2 * half) - half, x + tokens.cell / 2));
+        label(ctx, view, String(token), inside(14), top + height + 13, palette.sel);
+        text(ctx, name, inside(34), top + height + 29, `bold 11px ${palette.mono}`, palette.sel, "center");
       }
     }
     if (!this.layout.chips) label(ctx, view, String(expert), load.x - 6, y + row / 2 + 4, palette.sel, "right");
@@ -134,13 +134,13 @@ function ring(ctx, palette, x, y, w, h) {
   }
 }
 
-// A bold axis label with a halo of the card's colour, over the plain one.
+// A bold axis label on the card's colour, over the plain ones that it stands upon.
 function label(ctx, view, words, x, y, colour, align = "center") {
   ctx.font = `bold 11px ${view.palette.ui}`;
   ctx.textAlign = align;
-  ctx.strokeStyle = view.palette.card;
-  ctx.lineWidth = 5;
-  ctx.strokeText(words, x, y);
+  const width = ctx.measureText(words).width;
+  ctx.fillStyle = view.palette.card;
+  ctx.fillRect((align === "right" ? x - width : x - width / 2) - 3, y - 14, width + (align === "right" ? 4 : 6), align === "right" ? 20 : 17);
   ctx.fillStyle = colour;
   ctx.fillText(words, x, y);
 }

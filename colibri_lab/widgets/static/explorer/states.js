@@ -39,9 +39,8 @@ export function showStatus(parts, store, status, kernel) {
   if (kernel === "page") parts.work.hidden = true;
   parts.meter.parentElement.hidden = !able || !status.total;
   parts.meter.style.width = `${status.total ? (100 * status.done) / status.total : 0}%`;
-  if (state === "idle" && status.text) parts.said.textContent = status.text;
   if (state === "error") showFault(parts, status);
-  else if (working) parts.fault.hidden = true;
+  else parts.fault.hidden = true;
   showEmpty(parts, store);
 }
 
