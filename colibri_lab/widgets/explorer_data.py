@@ -202,12 +202,15 @@ class ExplorerData:
 
     def _flags(self, layer: int, rows: slice) -> Array:
         flags = np.zeros(self.ids(layer)[rows].shape[0], np.uint8)
-        for name in ("router_logits", "scores"):
-            numbers = self._optional(layer, name)
-            if numbers is not None:
-                total = numbers[rows].sum(axis=1)  # finite unless a NaN, an infinity or an overflow is in the row
-                for row in np.flatnonzero(~np.isfinite(total)):
-                    flags[row] |= _strange(numbers[rows][row], masks=name == "scores")
+        logits, scores = self._optional(layer, "router_logits"), self._optional(layer, "scores")
+        if logits is not None:
+            for row in _not_finite(logits[rows]):
+                flags[row] |= _strange(logits[rows][row])
+        if scores is not None:
+            for row in _not_finite(scores[rows]):
+                found = _strange(scores[rows][row]) & ~HAS_MINUS_INF  # −Inf is how a score is masked
+                # NaN scores follow from strange logits, which are what the card lists and counts.
+                flags[row] |= (UNRANKED if found else 0) if logits is not None else found
         gates = self._optional(layer, "gates")
         if gates is not None:
             flags[~np.isfinite(gates[rows]).all(axis=1)] |= UNRANKED
@@ -240,14 +243,16 @@ class ExplorerData:
         return packed
 
 
-def _strange(row: Array, masks: bool) -> int:
-    """Flags of one row of logits, or of scores, where −Inf is an ordinary mask."""
-    found = HAS_NAN if np.isnan(row).any() else 0
-    if np.isposinf(row).any():
-        found |= HAS_PLUS_INF
-    if not masks and np.isneginf(row).any():
-        found |= HAS_MINUS_INF
-    return found
+def _not_finite(numbers: Array) -> Array:
+    """Rows that may hold a NaN or an infinity: those whose sum is not finite (it may also have overflowed)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.flatnonzero(~np.isfinite(numbers.sum(axis=1)))
+
+
+def _strange(row: Array) -> int:
+    """The flags of what is not finite in one row."""
+    kinds = ((HAS_NAN, np.isnan(row)), (HAS_PLUS_INF, np.isposinf(row)), (HAS_MINUS_INF, np.isneginf(row)))
+    return sum(flag for flag, where in kinds if where.any())
 
 
 def _margin(values: Array, ids: Array) -> tuple[Array, Array]:
