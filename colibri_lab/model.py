@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,7 +38,7 @@ def open(path: str | os.PathLike[str] | None = None) -> Model:
     and is not known).
     """
     if path is None:
-        return Model(Path(str(resources.files("colibri_lab"))) / "bundled" / "tiny-colibri")
+        return Model(Path(__file__).parent / "bundled" / "tiny-colibri")
     return Model(path)
 
 
