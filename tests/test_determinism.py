@@ -255,7 +255,7 @@ LONG_SETTINGS = {
 @pytest.mark.parametrize("setting", LONG_SETTINGS)
 @pytest.mark.parametrize("place", PLANTED_LONG)
 def test_an_inf_and_a_nan_spread_the_same_way_over_2024_fixed_tokens(runs, place, setting):
-    """One Inf and one NaN side by side in a reference checkpoint whose window is 7 keys, so the damage spreads slowly."""
+    """An Inf and a NaN side by side in a reference checkpoint whose window is 7 keys: the damage spreads slowly."""
     ids = np.random.default_rng(24).integers(LONG_LAST + 1, 256, 2024)
     ids[23] = LONG_LAST
     path = copy_with(runs.folder / f"long {place}", REFERENCE / LONG, *PLANTED_LONG[place], [np.inf, np.nan])
