@@ -1,9 +1,11 @@
 /* kernels.h: the contract of every numeric kernel, and the table of pointers that one ladder fills once per process.
  *
- * kernels_scalar.c is the definition of the numbers; every other table gives the same bytes for the same input (NaN payloads apart).
+ * kernels_scalar.c is the definition of the numbers; every other table gives the same bytes for the same input (but for the sign
+ * and payload of a NaN).
  *
  *   dot(a, b, n)   16 partial sums s[0..15] starting at +0; element i goes to s[i % 16] by fused multiply-add in index order
- *                  (lanes beyond the end of the row take part in no arithmetic); then fold 16 -> 8 -> 4 -> 2 -> 1, lane j plus lane j + n/2.
+ *                  (lanes beyond the end of the row take part in no arithmetic); then fold 16 -> 8 -> 4 -> 2 -> 1,
+ *                  lane j plus lane j + n/2.
  *   sum16          a plain sum by the same lanes and the same fold.
  *   exp            our own, <= 2 ulp, exact at 0, +Inf, -Inf; overflow to +Inf, gradual underflow; NaN in, NaN out.
  *
@@ -21,10 +23,11 @@ typedef struct kernels {
     /* out[i][r] = dot(x[i], w[r], w->cols) (+ bias[r], added after the fold) for 0 <= i < m and first <= r < last.
      * Row i of x begins at x + i * x_stride, of out at out + i * out_stride. bias may be NULL or have data == NULL.
      * Weights are widened exactly on the way. The order of outputs is free; each is computed as if alone. */
-    void (*matmul)(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w, const matrix *bias,
-                   int64_t first, int64_t last);
+    void (*matmul)(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
+                   const matrix *bias, int64_t first, int64_t last);
 
-    /* out[i] = w[i] * (x[i] / sqrt(sum16(x^2) / n + eps)): squares enter the lanes by fma, division and square root are IEEE. out may be x. */
+    /* out[i] = w[i] * (x[i] / sqrt(sum16(x^2) / n + eps)): squares enter the lanes by fma, division and square root are IEEE.
+     * out may be x. */
     void (*rms_norm)(float *out, const float *x, const matrix *w, int64_t n, float eps);
 
     /* out[i] = (g / (1 + exp(-g))) * up[i] with g = gate[i]. out may be gate or up. */
@@ -53,7 +56,8 @@ typedef struct kernels {
     /* x[i] limited to [-limit, limit]; NaN stays NaN. In place. */
     void (*clamp)(float *x, int64_t n, float limit);
 
-    /* One head, in place, pairs (j, j + half): a' = a * cos[j] - b * sin[j], b' = b * cos[j] + a * sin[j], products rounded before the sum. */
+    /* One head, in place, pairs (j, j + half): a' = a * cos[j] - b * sin[j], b' = b * cos[j] + a * sin[j]; products are rounded
+     * before the sum. */
     void (*rotate_half)(float *x, const float *cos, const float *sin, int64_t half);
 
     /* Exact widening to float32; a signalling NaN becomes quiet. src may be misaligned. */
@@ -69,10 +73,11 @@ colibri_status kernels_select(colibri_message *message);
 /* All tables this build and CPU can run, best first; the last one is scalar. For tests and colibri_isa_name(). */
 size_t kernels_available(const kernels *const **tables);
 
-/* ---- functions with one portable definition ---------------------------------------------------------------------------------- */
+/* ---- functions with one portable definition ------------------------------------------------------------------------------- */
 
-/* ids[0..k): the k largest of scores[0..n), descending, ties to the lower index, NaN below every number. 1 <= k <= n <= COLIBRI_MAX_EXPERTS.
- * A branch-free selection network: the time does not depend on the values. scratch holds topk_scratch(n) bytes, 8-byte aligned. */
+/* ids[0..k): the k largest of scores[0..n), descending, ties to the lower index, NaN below every number.
+ * 1 <= k <= n <= COLIBRI_MAX_EXPERTS. A branch-free selection network: the time does not depend on the values. scratch holds
+ * topk_scratch(n) bytes, 8-byte aligned. */
 size_t topk_scratch(int64_t n);
 void topk(int32_t *ids, const float *scores, int64_t n, int64_t k, void *scratch);
 

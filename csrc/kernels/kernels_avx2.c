@@ -22,7 +22,8 @@ static inline vec v_set(float f) { return _mm256_set1_ps(f); }
 static inline vec v_load(const void *p) { return _mm256_loadu_ps(p); }
 static inline void v_store(void *p, vec v) { _mm256_storeu_ps(p, v); }
 static inline vec v_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
-static inline vec v_load_bf16(const void *p) /* both halves get all eight; one shuffle moves four of them up and clears the rest */
+/* Both halves get all eight; one shuffle moves four of them up and clears the rest. */
+static inline vec v_load_bf16(const void *p)
 {
     const __m256i upper_bytes = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, /* */
                                                  -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);

@@ -1,8 +1,9 @@
-/* kernels_avx512.c: the kernels in AVX-512 (F, BW, DQ, VL): the 16 lanes of the definition in one register, masks for the end of a row. */
+/* kernels_avx512.c: the kernels in AVX-512 (F, BW, DQ, VL): the 16 lanes of the definition in one register, masks for the end of
+ * a row. */
 #include "tables.h"
 
 #if defined(__x86_64__)
-#if defined(COLIBRI_EMULATE_AVX512) /* a test defines it, after an emulation of the intrinsics, to run this file without AVX-512 */
+#if defined(COLIBRI_EMULATE_AVX512) /* a test defines it, after an emulation of the intrinsics */
 #define v_keep(a) ((void)0)
 #else
 #if !defined(__AVX512F__) || !defined(__AVX512DQ__) || !defined(__AVX512BW__) || !defined(__AVX512VL__)
@@ -45,7 +46,10 @@ static inline vec v_negate(vec a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f
 /* vminps and vmaxps give their second operand when either is NaN. */
 static inline vec v_at_most(vec a, vec b) { return _mm512_min_ps(b, a); }
 static inline vec v_at_least(vec a, vec b) { return _mm512_max_ps(b, a); }
-static inline vec v_max(vec a, vec b) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_max_ps(a, b), a); }
+static inline vec v_max(vec a, vec b)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_max_ps(a, b), a);
+}
 
 static inline vec v_quiet(vec a)
 {

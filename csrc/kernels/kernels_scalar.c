@@ -1,7 +1,8 @@
 /* kernels_scalar.c: the definition of every number the kernels produce, in plain C.
  *
- * The order of accumulation stands in kernels.h: 16 lanes, one fused multiply-add an element, one fold. Other tables may compute many outputs at
- * once, but each output through the same operations. Permitted difference: none, except the sign and payload of a NaN. */
+ * The order of accumulation stands in kernels.h: 16 lanes, one fused multiply-add an element, one fold. Other tables may compute
+ * many outputs at once, but each output through the same operations. Permitted difference: none, except the sign and payload of a
+ * NaN. */
 #include "float32.h"
 #include "tables.h"
 
@@ -22,8 +23,8 @@ static float dot(const float *a, const void *b, colibri_dtype dtype, int64_t n)
     return fold(lanes);
 }
 
-static void matmul(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w, const matrix *bias,
-                   int64_t first, int64_t last)
+static void matmul(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
+                   const matrix *bias, int64_t first, int64_t last)
 {
     int64_t row_bytes = w->cols * (w->dtype == COLIBRI_F32 ? 4 : 2);
     for (int64_t r = first; r < last; r++) {

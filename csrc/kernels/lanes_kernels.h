@@ -4,18 +4,20 @@
  *     TABLE, NAME                  the table's symbol and its name
  *     LANES, vec                   floats in one register (a divisor of 16), and its type
  *     TILE_X, TILE_W, TILE_W1      rows of x and of w in a register tile; rows of w in a tile for a single row of x
- * and these operations (p may have any address; `count` is 1 .. LANES - 1; of a part, lanes from count on read as 0 and are never written):
+ * and these operations (p may have any address; `count` is 1 .. LANES - 1; of a part, lanes from count on read as 0 and are never
+ * written):
  *     v_set(f)  v_load(p)  v_load_part(p, count)  v_store(p, v)  v_store_part(p, v, count)  v_load_f16(p)  v_load_bf16(p)
  *     v_add  v_sub  v_mul  v_div   IEEE, one rounding each           v_fma(a, b, c)     a * b + c, one rounding
- *     v_negate(a)                  the sign bit flipped              v_fold(a)          lane j plus lane j + n/2, down to one float
+ *     v_negate(a)                  the sign bit flipped
+ *     v_fold(a)                    lane j plus lane j + n/2, down to one float
  *     v_at_most(a, b), v_at_least(a, b)   a limited by b; a NaN in a stays
  *     v_max(a, b)                  the larger one; a NaN in either wins
  *     v_first(count, a, b)         lanes below count from a, the others from b
  *     v_quiet(a)                   a signalling NaN made quiet
  *     v_keep(a)                    a stays in its register: else GCC loads it again for every product, and loads set the pace
  *     v_scale(e, shifted)          e * 2^n by the last four lines of exp_f32
- * 2 <= TILE_X <= 4. Every output goes through the operations of kernels_scalar.c in the same order. Sixteen lanes are PARTS registers, part p holding
- * lanes p * LANES and on. */
+ * 2 <= TILE_X <= 4. Every output goes through the operations of kernels_scalar.c in the same order. Sixteen lanes are PARTS
+ * registers, part p holding lanes p * LANES and on. */
 #include <math.h>
 #include <string.h>
 
@@ -26,7 +28,8 @@ enum { PARTS = 16 / LANES, TILE_MOST = TILE_W > TILE_W1 ? TILE_W : TILE_W1 };
 
 #define INLINE static inline __attribute__((always_inline)) /* dtype and tile sizes must become constants */
 
-/* The sums of a tile stay in registers only if every loop over them vanishes. Clang sees to it by itself (asked to, it does worse). */
+/* The sums of a tile stay in registers only if every loop over them vanishes. Clang sees to it by itself (asked to, it does
+ * worse). */
 #if defined(__clang__)
 #define UNROLL
 #else
@@ -76,17 +79,18 @@ INLINE float fold16(vec parts[PARTS])
     return v_fold(parts[0]);
 }
 
-/* ---- dot products ------------------------------------------------------------------------------------------------------------ */
+/* ---- dot products ------------------------------------------------------------------------------------------------------------
+ * */
 
 INLINE int64_t size_of(colibri_dtype dtype)
 {
     return dtype == COLIBRI_F32 ? 4 : 2;
 }
 
-/* out[t * out_stride + r] = dot(row t of x, row r of w) (+ bias[r]) for t < n_x, r < n_w: one register tile, every sum held in registers over the
- * whole row. Rows of w lie w_bytes apart. */
-INLINE void tile(float *out, int64_t out_stride, const int n_x, const int n_w, const float *x, int64_t x_stride, const unsigned char *w,
-                 int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
+/* out[t * out_stride + r] = dot(row t of x, row r of w) (+ bias[r]) for t < n_x, r < n_w: one register tile, every sum held in
+ * registers over the whole row. Rows of w lie w_bytes apart. */
+INLINE void tile(float *out, int64_t out_stride, const int n_x, const int n_w, const float *x, int64_t x_stride,
+                 const unsigned char *w, int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
 {
     vec sums[4][TILE_MOST][PARTS], row[TILE_MOST];
     int64_t k = 0;
@@ -130,8 +134,8 @@ INLINE void tile(float *out, int64_t out_stride, const int n_x, const int n_w, c
         }
 }
 
-INLINE void tile_any(float *out, int64_t out_stride, int n_x, const int n_w, const float *x, int64_t x_stride, const unsigned char *w,
-                     int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
+INLINE void tile_any(float *out, int64_t out_stride, int n_x, const int n_w, const float *x, int64_t x_stride,
+                     const unsigned char *w, int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
 {
     if (TILE_X >= 4 && n_x == 4)
         tile(out, out_stride, 4, n_w, x, x_stride, w, w_bytes, dtype, n, bias);
@@ -143,42 +147,41 @@ INLINE void tile_any(float *out, int64_t out_stride, int n_x, const int n_w, con
         tile(out, out_stride, 1, n_w, x, x_stride, w, w_bytes, dtype, n, bias);
 }
 
-/* A panel is a few rows of w that stay in the nearest caches while all rows of x pass over them; meanwhile the next one is on its way from memory.
- * There is no blocking over n: it would spill 16 partial sums an output. */
-enum { PANEL_BYTES = 24 * 1024, PANEL_MOST = 64, BEGINNING = 256 };
-
-INLINE void panel(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const unsigned char *w, int n_rows, int n_next,
-                  int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
+INLINE const float *bias_from(const float *bias, int r)
 {
-    const unsigned char *next = w + n_rows * w_bytes;
-    if (m == 1) { /* memory sets the pace: the hardware's prefetch follows each row, but has to be shown where the next ones begin */
-        int r = 0;
-        for (; r + TILE_W1 <= n_rows; r += TILE_W1) {
-            for (int j = 0; j < TILE_W1 && r + TILE_W1 + j < n_rows + n_next; j++)
-                for (int64_t at = 0; at < BEGINNING && at < w_bytes; at += 64)
-                    __builtin_prefetch(w + (r + TILE_W1 + j) * w_bytes + at);
-            tile(out + r, 0, 1, TILE_W1, x, 0, w + r * w_bytes, w_bytes, dtype, n, bias == NULL ? NULL : bias + r);
-        }
-        for (; r < n_rows; r++)
-            tile(out + r, 0, 1, 1, x, 0, w + r * w_bytes, w_bytes, dtype, n, bias == NULL ? NULL : bias + r);
-        return;
-    }
+    return bias == NULL ? NULL : bias + r;
+}
+
+/* A panel is a few rows of w that stay in the nearest caches while all rows of x pass over them; meanwhile the next one is on its
+ * way from memory: whole, when there is enough to compute to hide that; else memory sets the pace anyway, and the hardware's own
+ * prefetch needs only to be shown where rows begin. There is no blocking over n: it would spill 16 partial sums an output. */
+enum { PANEL_BYTES = 24 * 1024, PANEL_MOST = 64, FEW = 16, BEGINNING = 256 };
+
+INLINE void panel(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const unsigned char *w,
+                  int n_rows, int n_next, int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
+{
+    const int64_t shown = m < FEW && w_bytes > BEGINNING ? BEGINNING : w_bytes;
     for (int64_t i = 0; i < m; i += TILE_X) {
         const int n_x = m - i < TILE_X ? (int)(m - i) : TILE_X;
-        for (int64_t at = n_next * w_bytes * i / m; at < n_next * w_bytes * (i + n_x) / m; at += 64)
-            __builtin_prefetch(next + at, 0, 2);
+        for (int64_t j = n_rows + n_next * i / m; j < n_rows + n_next * (i + n_x) / m; j++)
+            for (int64_t at = 0; at < shown; at += 64)
+                __builtin_prefetch(w + j * w_bytes + at, 0, 2);
         const float *rows = x + i * x_stride;
         float *y = out + i * out_stride;
         int r = 0;
-        for (; r + TILE_W <= n_rows; r += TILE_W)
-            tile_any(y + r, out_stride, n_x, TILE_W, rows, x_stride, w + r * w_bytes, w_bytes, dtype, n, bias == NULL ? NULL : bias + r);
+        if (m == 1)
+            for (; r + TILE_W1 <= n_rows; r += TILE_W1)
+                tile(y + r, 0, 1, TILE_W1, rows, 0, w + r * w_bytes, w_bytes, dtype, n, bias_from(bias, r));
+        else
+            for (; r + TILE_W <= n_rows; r += TILE_W)
+                tile_any(y + r, out_stride, n_x, TILE_W, rows, x_stride, w + r * w_bytes, w_bytes, dtype, n, bias_from(bias, r));
         for (; r < n_rows; r++)
-            tile_any(y + r, out_stride, n_x, 1, rows, x_stride, w + r * w_bytes, w_bytes, dtype, n, bias == NULL ? NULL : bias + r);
+            tile_any(y + r, out_stride, n_x, 1, rows, x_stride, w + r * w_bytes, w_bytes, dtype, n, bias_from(bias, r));
     }
 }
 
-INLINE void matmul_as(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w, const matrix *bias,
-                      int64_t first, int64_t last, const colibri_dtype dtype)
+INLINE void matmul_as(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
+                      const matrix *bias, int64_t first, int64_t last, const colibri_dtype dtype)
 {
     const int64_t w_bytes = w->cols * size_of(dtype), step = m == 1 ? TILE_W1 : TILE_W;
     int64_t n_rows = PANEL_BYTES / (w_bytes + 1) / step * step;
@@ -190,13 +193,13 @@ INLINE void matmul_as(float *out, int64_t out_stride, const float *x, int64_t x_
         const bool biased = bias != NULL && bias->data != NULL;
         for (int j = 0; biased && j < now; j++)
             added[j] = element_f32(bias->data, bias->dtype, r + j);
-        panel(out + r, out_stride, x, x_stride, m, (const unsigned char *)w->data + r * w_bytes, now, next, w_bytes, dtype, w->cols,
-              biased ? added : NULL);
+        const unsigned char *rows = (const unsigned char *)w->data + r * w_bytes;
+        panel(out + r, out_stride, x, x_stride, m, rows, now, next, w_bytes, dtype, w->cols, biased ? added : NULL);
     }
 }
 
-static void matmul(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w, const matrix *bias,
-                   int64_t first, int64_t last)
+static void matmul(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
+                   const matrix *bias, int64_t first, int64_t last)
 {
     if (w->dtype == COLIBRI_F32)
         matmul_as(out, out_stride, x, x_stride, m, w, bias, first, last, COLIBRI_F32);
@@ -229,7 +232,8 @@ static void rms_norm(float *out, const float *x, const matrix *w, int64_t n, flo
     }
 }
 
-/* ---- exp and what is made of it ---------------------------------------------------------------------------------------------- */
+/* ---- exp and what is made of it ----------------------------------------------------------------------------------------------
+ * */
 
 INLINE vec v_exp(vec x) /* exp_f32, operation by operation */
 {
@@ -306,8 +310,8 @@ static float sum16(const float *x, int64_t n)
     return fold16(parts);
 }
 
-/* `first` turns the ring of lanes, and the sum does not feel it: the same elements share a lane, and the fold joins lanes that lie 8, then 4, 2 and 1
- * apart on the ring, wherever it begins. The tests compare with the scalar definition, which uses it. */
+/* `first` turns the ring of lanes, and the sum does not feel it: the same elements share a lane, and the fold joins lanes that
+ * lie 8, then 4, 2 and 1 apart on the ring, wherever it begins. The tests compare with the scalar definition, which uses it. */
 static void softmax(float *out, const float *x, int64_t n, int64_t first)
 {
     (void)first;
@@ -323,7 +327,8 @@ static void softmax(float *out, const float *x, int64_t n, int64_t first)
     }
 }
 
-/* ---- chains and single operations -------------------------------------------------------------------------------------------- */
+/* ---- chains and single operations --------------------------------------------------------------------------------------------
+ * */
 
 /* n_parts registers of channels at once; with n_parts == 1 only `count` lanes of it. */
 INLINE void columns(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, const int n_parts, int count)

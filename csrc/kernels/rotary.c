@@ -1,13 +1,15 @@
 /* rotary.c: cos and sin of a rotary angle, right for every float32.
  *
- * The reference rounds the angle to float32; cos and sin of that very number are wanted. So |angle| = m * 2^e with a 24-bit integer m is
- * exact, and the reduction is done in integers: of m * 2^e * 2/pi only the value modulo 4 matters (the quadrant and the fraction in it), so a window of
- * 96 bits of 2/pi, placed by e, suffices at any size. The product's truncation costs < 2^-60 of a quadrant. The float32 closest to a multiple of
- * pi/2, 16367173 * 2^72, is 2^-29.8 of a quadrant away from it, so the reduced angle is right to 2^-30 of itself and the result to 0.52 ulp. */
+ * The reference rounds the angle to float32; cos and sin of that very number are wanted. So |angle| = m * 2^e with a 24-bit
+ * integer m is exact, and the reduction is done in integers: of m * 2^e * 2/pi only the value modulo 4 matters (the quadrant and
+ * the fraction in it), so a window of 96 bits of 2/pi, placed by e, suffices at any size. The product's truncation costs < 2^-60
+ * of a quadrant. The float32 closest to a multiple of pi/2, 16367173 * 2^72, is 2^-29.8 of a quadrant away from it, so the
+ * reduced angle is right to 2^-30 of itself and the result to 0.52 ulp. */
 #include "float32.h"
 #include "kernels.h"
 
-/* 32 zero bits, then the first 224 bits of 2/pi after the binary point: "%056x" % floor(2 / pi * 2**224). The largest float32 needs 198. */
+/* 32 zero bits, then the first 224 bits of 2/pi after the binary point: "%056x" % floor(2 / pi * 2**224). The largest float32
+ * needs 198. */
 static const uint32_t two_over_pi[8] = {0,          0xa2f9836e, 0x4e441529, 0xfc2757d1,
                                         0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
 
@@ -25,8 +27,9 @@ static double reduce(float magnitude, int *quadrant)
     uint32_t bits = float_bits(magnitude);
     uint64_t m = (bits & 0x007fffff) | 0x00800000;
     int e = (int)(bits >> 23) - 150;
-    /* turns = m * 2^e * 2/pi modulo 4, scaled by 2^62. Bit i of 2/pi (weight 2^-i) has weight 2^(e + 62 - i) there, so the window begins at
-     * i = e - 1 with weight 2^63 and everything above it is a multiple of 4. Bit i lies at position 32 + i - 1 of the table. */
+    /* turns = m * 2^e * 2/pi modulo 4, scaled by 2^62. Bit i of 2/pi (weight 2^-i) has weight 2^(e + 62 - i) there, so the window
+     * begins at i = e - 1 with weight 2^63 and everything above it is a multiple of 4. Bit i lies at position 32 + i - 1 of the
+     * table. */
     int start = e + 30;
     uint64_t turns = (m * table_bits(start) << 32) + m * table_bits(start + 32) + (m * table_bits(start + 64) >> 32);
     uint64_t nearest = (turns + ((uint64_t)1 << 61)) >> 62;
@@ -40,13 +43,15 @@ static double reduce(float magnitude, int *quadrant)
 static double sin_series(double r)
 {
     double z = r * r;
-    return r + r * z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 + z * (-1.0 / 39916800 + z * (1.0 / 6227020800))))));
+    double high = 1.0 / 362880 + z * (-1.0 / 39916800 + z * (1.0 / 6227020800)); /* 9!, 11!, 13! */
+    return r + r * z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * high)));
 }
 
 static double cos_series(double r)
 {
     double z = r * r;
-    return 1.0 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 + z * (-1.0 / 3628800 + z * (1.0 / 479001600))))));
+    double high = 1.0 / 40320 + z * (-1.0 / 3628800 + z * (1.0 / 479001600)); /* 8!, 10!, 12! */
+    return 1.0 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * high)));
 }
 
 static void cos_sin(float angle, float *cos, float *sin)

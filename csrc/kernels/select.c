@@ -1,4 +1,5 @@
-/* select.c: which table of kernels runs. The whole policy is the ladder in find_tables(), best to plain; it is walked once per process. */
+/* select.c: which table of kernels runs. The whole policy is the ladder in find_tables(), best to plain; it is walked once per
+ * process. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,5 +90,6 @@ colibri_status kernels_select(colibri_message *message)
         strcat(names, i > 0 ? ", " : "");
         strcat(names, available[i]->name);
     }
-    return fail(message, COLIBRI_ERROR_UNSUPPORTED, "COLIBRI_ISA=%s is not available here; this build and CPU can run: %s", requested, names);
+    return fail(message, COLIBRI_ERROR_UNSUPPORTED, "COLIBRI_ISA=%s is not available here; this build and CPU can run: %s",
+                requested, names);
 }

@@ -1,10 +1,11 @@
 /* topk.c: the k best experts by a branch-free selection network.
  *
- * Each score becomes a 64-bit key whose unsigned order is the wanted order: the float's bits made monotonic above, the complement of the index
- * below, so that all keys differ and a tie goes to the lower index. NaN gets the lowest upper half; -0 is turned into +0, since they are equal.
- * The keys are cut into blocks of K, the power of two above k. A bitonic network sorts each block, then block after block is merged into
- * the first: of two sorted blocks the element-wise maximum of one and the reversed other holds the K largest and is bitonic, so half a
- * sorting network puts it in order. Which keys are compared depends on n and k alone. */
+ * Each score becomes a 64-bit key whose unsigned order is the wanted order: the float's bits made monotonic above, the complement
+ * of the index below, so that all keys differ and a tie goes to the lower index. NaN gets the lowest upper half; -0 is turned
+ * into +0, since they are equal. The keys are cut into blocks of K, the power of two above k. A bitonic network sorts each block,
+ * then block after block is merged into the first: of two sorted blocks the element-wise maximum of one and the reversed other
+ * holds the K largest and is bitonic, so half a sorting network puts it in order. Which keys are compared depends on n and k
+ * alone. */
 #include "float32.h"
 #include "kernels.h"
 
@@ -24,9 +25,9 @@ size_t topk_scratch(int64_t n)
 static uint64_t key_of(float score, int64_t index)
 {
     uint32_t bits = float_bits(score);
-    bits &= 0u - (uint32_t)(bits != 0x80000000);                                  /* -0 -> +0 */
-    uint32_t ordered = bits ^ ((0u - (bits >> 31)) | 0x80000000);                 /* negative: all bits flip; positive: the sign only */
-    ordered &= 0u - (uint32_t)((bits & 0x7fffffff) <= 0x7f800000);                /* NaN -> 0, below -Inf, whose value is 0x007fffff */
+    bits &= 0u - (uint32_t)(bits != 0x80000000);                   /* -0 -> +0 */
+    uint32_t ordered = bits ^ ((0u - (bits >> 31)) | 0x80000000);  /* negative: all bits flip; positive: the sign only */
+    ordered &= 0u - (uint32_t)((bits & 0x7fffffff) <= 0x7f800000); /* NaN -> 0, below -Inf, whose value is 0x007fffff */
     return (uint64_t)ordered << 32 | (uint32_t)~(uint32_t)index;
 }
 
@@ -38,7 +39,8 @@ static void order(uint64_t *high, uint64_t *low)
     *low = b ^ swap;
 }
 
-/* Each block of `size` keys is bitonic; afterwards those blocks descend in which bit `direction` of the position is 0, the others ascend. */
+/* Each block of `size` keys is bitonic; afterwards those blocks descend in which bit `direction` of the position is 0, the others
+ * ascend. */
 static void merge_blocks(uint64_t *keys, int64_t count, int64_t size, int64_t direction)
 {
     for (int64_t distance = size / 2; distance > 0; distance /= 2)

@@ -1,6 +1,7 @@
 /* cpu_quota.c: how many CPUs this process may really use: its affinity mask, limited by the CPU quota of its control groups.
  *
- * The host's CPU count is the wrong answer in a container: with a quota of one CPU, 64 threads spend their time being throttled. */
+ * The host's CPU count is the wrong answer in a container: with a quota of one CPU, 64 threads spend their time being throttled.
+ * */
 #define _GNU_SOURCE /* sched_getaffinity, CPU_ALLOC */
 #include <sched.h>
 #include <stdio.h>
@@ -46,10 +47,11 @@ static double group_quota(const char *folder, const char *group, bool version2)
 {
     char line[128];
     double quota, period;
-    if (version2)
-        return read_line(folder, group, "cpu.max", line, sizeof line) && sscanf(line, "%lf %lf", &quota, &period) == 2 && quota > 0 && period > 0
-                   ? quota / period
-                   : 0; /* "max 100000" does not scan */
+    if (version2) {
+        if (!read_line(folder, group, "cpu.max", line, sizeof line) || sscanf(line, "%lf %lf", &quota, &period) != 2)
+            return 0; /* "max 100000" does not scan */
+        return quota > 0 && period > 0 ? quota / period : 0;
+    }
     if (!read_line(folder, group, "cpu.cfs_quota_us", line, sizeof line) || sscanf(line, "%lf", &quota) != 1 || quota <= 0)
         return 0;
     if (!read_line(folder, group, "cpu.cfs_period_us", line, sizeof line) || sscanf(line, "%lf", &period) != 1 || period <= 0)

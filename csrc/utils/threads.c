@@ -1,8 +1,8 @@
 /* threads.c: persistent workers that wait by spinning first and sleeping later.
  *
- * One run is one generation. The caller writes the task, raises `generation`, takes the first part itself and waits until `unfinished` is 0.
- * A pass of the engine runs hundreds of short tasks a token apart by microseconds, so both sides spin for a moment; a pool that nobody uses
- * sleeps on a condition variable and costs nothing. */
+ * One run is one generation. The caller writes the task, raises `generation`, takes the first part itself and waits until
+ * `unfinished` is 0. A pass of the engine runs hundreds of short tasks a token apart by microseconds, so both sides spin for a
+ * moment; a pool that nobody uses sleeps on a condition variable and costs nothing. */
 #include "threads.h"
 
 #include <errno.h>

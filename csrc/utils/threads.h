@@ -1,10 +1,12 @@
 /* threads.h: a small pool of persistent workers with a static partition.
  *
- * run(pool, work, argument, n) splits 0 <= i < n into one contiguous range per thread and calls work(argument, first, last, thread) on each;
- * the caller's thread is thread 0 and takes part. It returns when all are done. The partition depends only on n and the thread count;
- * results may not depend on it at all. A part may be empty; then work is not called for it. A pool is used by one caller at a time.
+ * run(pool, work, argument, n) splits 0 <= i < n into one contiguous range per thread and calls work(argument, first, last,
+ * thread) on each; the caller's thread is thread 0 and takes part. It returns when all are done. The partition depends only on n
+ * and the thread count; results may not depend on it at all. A part may be empty; then work is not called for it. A pool is used
+ * by one caller at a time.
  *
- * After fork the child has no workers: threads_run does the same parts on the caller's thread, and threads_free only gives memory back. */
+ * After fork the child has no workers: threads_run does the same parts on the caller's thread, and threads_free only gives memory
+ * back. */
 #ifndef COLIBRI_THREADS_H
 #define COLIBRI_THREADS_H
 
@@ -19,8 +21,8 @@ int threads_count(const threads *pool);
 void threads_run(threads *pool, threads_work work, void *argument, int64_t n);
 int threads_default_count(void); /* from affinity and cgroup quota, 1 to COLIBRI_MAX_THREADS */
 
-/* CPUs, rounded down but at least 1, that the control groups named in `membership` (as /proc/self/cgroup) grant under `mount`; 0 = no limit.
- * The tightest group from there to the root counts. Versions 1 and 2. */
+/* CPUs, rounded down but at least 1, that the control groups named in `membership` (as /proc/self/cgroup) grant under `mount`; 0
+ * = no limit. The tightest group from there to the root counts. Versions 1 and 2. */
 int threads_cgroup_quota(const char *membership, const char *mount);
 
 #endif

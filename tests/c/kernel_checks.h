@@ -1,5 +1,5 @@
-/* kernel_checks.h: one table of kernels against the scalar definition, by bytes: all lengths from 1 to 70, rows that end at a page nobody may
- * touch, odd addresses, and numbers of every mood. */
+/* kernel_checks.h: one table of kernels against the scalar definition, by bytes: all lengths from 1 to 70, rows that end at a
+ * page nobody may touch, odd addresses, and numbers of every mood. */
 #ifndef COLIBRI_TESTS_KERNEL_CHECKS_H
 #define COLIBRI_TESTS_KERNEL_CHECKS_H
 
@@ -7,9 +7,10 @@
 #include "numbers.h"
 
 #define MOST 1100
-static const int lengths[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,  25,  26,
-                              27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50,  51,  52,
-                              53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 96, 127, 128, 129, 200, 257, 1024, 1039};
+static const int lengths[] = {
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30,
+    31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57,
+    58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 96, 127, 128, 129, 200, 257, 1024, 1039};
 enum { N_LENGTHS = sizeof lengths / sizeof lengths[0] };
 
 static const float canary = 0x1.234568p-7f; /* in places that nobody may write */
@@ -40,7 +41,8 @@ static inline guarded copy_of(guarded from, int64_t n)
     return copy;
 }
 
-static inline void check_matmul_case(const kernels *table, colibri_dtype dtype, int64_t m, int64_t rows, int64_t cols, enum mood mood)
+static inline void check_matmul_case(const kernels *table, colibri_dtype dtype, int64_t m, int64_t rows, int64_t cols,
+                                     enum mood mood)
 {
     matrix w, bias;
     guarded w_memory = random_matrix(&w, dtype, rows, cols, mood, (size_t)random_below(4));
@@ -69,7 +71,8 @@ static inline void check_matmul(const kernels *table)
     for (int dtype = COLIBRI_F32; dtype <= COLIBRI_BF16; dtype++)
         for (int mood = 0; mood < N_MOODS; mood++) {
             for (int l = 0; l < N_LENGTHS; l++)
-                check_matmul_case(table, (colibri_dtype)dtype, 1 + random_below(9), 1 + random_below(20), lengths[l], (enum mood)mood);
+                check_matmul_case(table, (colibri_dtype)dtype, 1 + random_below(9), 1 + random_below(20), lengths[l],
+                                  (enum mood)mood);
             for (int m = 1; m <= 9; m++)
                 for (int rows = 1; rows <= 37; rows += rows < 20 ? 1 : 17)
                     check_matmul_case(table, (colibri_dtype)dtype, m, rows, 1 + random_below(50), (enum mood)mood);
@@ -117,7 +120,8 @@ static inline void check_map(const kernels *table, map_kernel call)
     for (int mood = 0; mood < N_MOODS; mood++)
         for (int l = 0; l < N_LENGTHS; l++) {
             int64_t n = lengths[l];
-            guarded x = random_row(n, (enum mood)mood), y = random_row(n, (enum mood)mood), want = random_row(n, CALM), got = random_row(n, CALM);
+            guarded x = random_row(n, (enum mood)mood), y = random_row(n, (enum mood)mood);
+            guarded want = random_row(n, CALM), got = random_row(n, CALM);
             guarded in_place = copy_of(x, n);
             call(&kernels_scalar, (float *)want.data, (float *)x.data, (float *)y.data, n);
             call(table, (float *)got.data, (float *)x.data, (float *)y.data, n);

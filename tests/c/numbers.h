@@ -1,5 +1,5 @@
-/* numbers.h: what the tests of kernels share: seeded random floats with every special value among them, memory that ends at a page nobody may
- * touch, and comparison by bytes in which every NaN is the same NaN.
+/* numbers.h: what the tests of kernels share: seeded random floats with every special value among them, memory that ends at a
+ * page nobody may touch, and comparison by bytes in which every NaN is the same NaN.
  *
  * Define _DEFAULT_SOURCE before the first include (for MAP_ANONYMOUS). */
 #ifndef COLIBRI_TESTS_NUMBERS_H
@@ -44,7 +44,8 @@ enum mood {
 
 static inline float random_float(enum mood mood)
 {
-    static const float special[] = {NAN, INFINITY, -INFINITY, -0.0f, 0.0f, 0x1p-149f, -0x1p-140f, 0x1.fffffep127f, -0x1.fffffep127f, 88.9f, -104.5f};
+    static const float special[] = {NAN,         INFINITY,         -INFINITY,         -0.0f, 0.0f,    0x1p-149f,
+                                    -0x1p-140f, 0x1.fffffep127f, -0x1.fffffep127f, 88.9f, -104.5f};
     if (mood == TINY)
         return random_below(4) == 0 ? (random_below(2) ? 0.0f : -0.0f) : random_uniform() * 0x1p-75f;
     if (mood == WILD) {

@@ -1,7 +1,8 @@
-/* test_avx512_simde.c: the AVX-512 kernels, compiled through SIMDe's emulation of the intrinsics, against the scalar definition by bytes.
+/* test_avx512_simde.c: the AVX-512 kernels, compiled through SIMDe's emulation of the intrinsics, against the scalar definition
+ * by bytes.
  *
- * So their code is executed on CPUs without AVX-512 too. The build compiles this file with AVX2 and FMA, into which SIMDe translates; without SIMDe,
- * or on a CPU without AVX2, the program says that nothing was compared. */
+ * So their code is executed on CPUs without AVX-512 too. The build compiles this file with AVX2 and FMA, into which SIMDe
+ * translates; without SIMDe, or on a CPU without AVX2, the program says that nothing was compared. */
 #define _DEFAULT_SOURCE
 #include <stdint.h>
 #include <stdio.h>

@@ -5,7 +5,8 @@
 
 static void test_I2_each_kind_of_number_is_counted_by_its_bits(void)
 {
-    const uint32_t words[] = {0x3f800000, 0x7fc00000, 0x7f800000, 0xff800000, 0x7f800001, 0xffc00000, 0x00000001, 0x807fffff, 0x00800000, 0x80000000};
+    const uint32_t words[] = {0x3f800000, 0x7fc00000, 0x7f800000, 0xff800000, 0x7f800001,
+                              0xffc00000, 0x00000001, 0x807fffff, 0x00800000, 0x80000000};
     colibri_census found = census(words, COLIBRI_F32, 10);
     CHECK(found.n_nan == 3 && found.n_inf == 2 && found.n_subnormal == 2 && found.first_nonfinite == 1);
 

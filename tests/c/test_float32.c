@@ -13,9 +13,10 @@ static void check_fma(float a, float b, float c)
 
 static void test_the_portable_fma_equals_the_library_on_edges(void)
 {
-    static const uint32_t parts[] = {0x00000000, 0x00000001, 0x00000003, 0x007fffff, 0x00800000, 0x00800001, 0x00ffffff, 0x0c800001,
-                                     0x33800000, 0x34000001, 0x3f7fffff, 0x3f800000, 0x3f800001, 0x40490fdb, 0x4b7fffff, 0x4b800001,
-                                     0x5f7fffff, 0x5f800001, 0x7e800000, 0x7f7ffffe, 0x7f7fffff, 0x7f800000, 0x7fc00000};
+    static const uint32_t parts[] = {
+        0x00000000, 0x00000001, 0x00000003, 0x007fffff, 0x00800000, 0x00800001, 0x00ffffff, 0x0c800001,
+        0x33800000, 0x34000001, 0x3f7fffff, 0x3f800000, 0x3f800001, 0x40490fdb, 0x4b7fffff, 0x4b800001,
+        0x5f7fffff, 0x5f800001, 0x7e800000, 0x7f7ffffe, 0x7f7fffff, 0x7f800000, 0x7fc00000};
     enum { N = 2 * sizeof parts / sizeof parts[0] };
     float edges[N];
     for (int i = 0; i < N; i++)
@@ -33,8 +34,8 @@ static void test_the_portable_fma_equals_the_library_on_random_numbers(void)
         check_fma(float_from_bits(a), float_from_bits(b), float_from_bits(c));
         /* A sum in which both parts matter: c near the product in size, and with few bits, so that ties come up. */
         float x = ldexpf(random_uniform(), random_below(60) - 30), y = ldexpf(random_uniform(), random_below(60) - 110);
-        float z = ldexpf((float)(random_below(16) - 8), ilogbf(x == 0 || y == 0 ? 1 : x) + ilogbf(x == 0 || y == 0 ? 1 : y) + random_below(60) - 30);
-        check_fma(x, y, z);
+        int exponent = x == 0 || y == 0 ? 0 : ilogbf(x) + ilogbf(y);
+        check_fma(x, y, ldexpf((float)(random_below(16) - 8), exponent + random_below(60) - 30));
     }
 }
 

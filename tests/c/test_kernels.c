@@ -1,4 +1,5 @@
-/* test_kernels.c: the scalar definition against plain double arithmetic and against known answers; every other table against the scalar one. */
+/* test_kernels.c: the scalar definition against plain double arithmetic and against known answers; every other table against the
+ * scalar one. */
 #define _DEFAULT_SOURCE
 #include "kernel_checks.h"
 
@@ -20,7 +21,8 @@ static void test_B2_matmul_lies_within_the_rounding_bound_of_the_double_product(
                     for (int r = 0; r < ROWS; r++) {
                         double sum = element_f32(bias.data, COLIBRI_BF16, r), size = fabs(sum);
                         for (int k = 0; k < cols; k++) {
-                            double term = (double)((float *)x.data)[i * cols + k] * (double)element_f32(w.data, w.dtype, (int64_t)r * cols + k);
+                            double term = element_f32(w.data, w.dtype, (int64_t)r * cols + k);
+                            term *= ((float *)x.data)[i * cols + k];
                             sum += term;
                             size += fabs(term);
                         }
@@ -66,7 +68,8 @@ static void test_a_product_is_not_rounded_before_the_sum(void)
 
 static void test_lanes_beyond_the_end_take_part_in_no_arithmetic(void)
 {
-    /* A product that underflows leaves -0 in its lane; fma(0, 0, -0) would turn it into +0. One element in each lane keeps the fold at -0. */
+    /* A product that underflows leaves -0 in its lane; fma(0, 0, -0) would turn it into +0. One element in each lane keeps the
+     * fold at -0. */
     const kernels *const *tables;
     size_t n_tables = kernels_available(&tables);
     for (size_t t = 0; t < n_tables; t++)

@@ -21,7 +21,8 @@ static void test_cos_and_sin_are_within_one_ulp_of_any_float(void)
         if (angle - angle == 0)
             check_angle(angle);
     }
-    for (int turns = 1; turns < 200000; turns += turns < 2000 ? 1 : 97) /* next to multiples of pi/2, where the reduction loses most */
+    /* next to multiples of pi/2, where the reduction loses most */
+    for (int turns = 1; turns < 200000; turns += turns < 2000 ? 1 : 97)
         for (int near = -2; near <= 2; near++)
             check_angle(float_from_bits(float_bits((float)(turns * 1.5707963267948966)) + (uint32_t)near));
     check_angle(16367173 * 0x1p72f); /* the float32 closest to a multiple of pi/2 */
@@ -43,7 +44,7 @@ static void test_the_angle_is_the_float32_product_of_position_and_frequency(void
             float angle = (float)positions[p] * inv_freq[j];
             CHECK(ulps(cos[j], cosl((long double)angle)) <= 1 && ulps(sin[j], sinl((long double)angle)) <= 1);
             if (positions[p] == 30000)
-                largest_gap = fmax(largest_gap, (double)fabsl(cos[j] - cosl((long double)positions[p] * (long double)inv_freq[j])));
+                largest_gap = fmax(largest_gap, fabs(cos[j] - (double)cosl((long double)positions[p] * inv_freq[j])));
         }
     }
     CHECK(largest_gap > 1e-4); /* an unrounded angle would be another answer: the test can tell them apart */

@@ -1,4 +1,5 @@
-/* test_select.c: COLIBRI_ISA forces a table or is refused with the list. The variable is read once, so each case runs in a process of its own. */
+/* test_select.c: COLIBRI_ISA forces a table or is refused with the list. The variable is read once, so each case runs in a
+ * process of its own. */
 #define _DEFAULT_SOURCE
 #include "../../csrc/kernels/kernels.h"
 #include "../../csrc/utils/status.h"
@@ -8,7 +9,8 @@
 
 #include "check.h"
 
-/* In a child: with COLIBRI_ISA = name (NULL: not set), select gives `expected`, and the table in force is `table`, or the best for NULL. */
+/* In a child: with COLIBRI_ISA = name (NULL: not set), select gives `expected`, and the table in force is `table`, or the best
+ * for NULL. */
 static void check_in_child(const char *name, colibri_status expected, const char *table)
 {
     pid_t child = fork();
@@ -37,7 +39,7 @@ static void test_I3_each_available_name_forces_its_table(void)
     const kernels *const *tables;
     char names[8][16];
     size_t n_tables;
-    int pipe_ends[2]; /* the list comes from a child too: this process must not read the variable before its children are forked */
+    int pipe_ends[2]; /* the list comes from a child too: this process must not read the variable before it forks */
     CHECK(pipe(pipe_ends) == 0);
     pid_t child = fork();
     CHECK(child >= 0);

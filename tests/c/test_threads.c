@@ -1,4 +1,5 @@
-/* test_threads.c: parts that cover everything once, in any number of runs, after sleep and after fork; and how many CPUs count as ours. */
+/* test_threads.c: parts that cover everything once, in any number of runs, after sleep and after fork; and how many CPUs count as
+ * ours. */
 #define _DEFAULT_SOURCE
 #include "../../csrc/utils/threads.h"
 

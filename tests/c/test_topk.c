@@ -76,7 +76,8 @@ static void test_K1_winners_in_the_last_slot_and_at_256(void)
 
 static void test_A3_nan_scores_give_distinct_ids_in_range(void)
 {
-    float all_nan[8], one_nan[8] = {NAN, 1, 5, 2, 4, 3, 0, -1}, low[8] = {-2e30f, -3e30f, -1e38f, -INFINITY, -2e30f, -5e37f, -1e31f, -INFINITY};
+    float all_nan[8], one_nan[8] = {NAN, 1, 5, 2, 4, 3, 0, -1};
+    float low[8] = {-2e30f, -3e30f, -1e38f, -INFINITY, -2e30f, -5e37f, -1e31f, -INFINITY};
     for (int e = 0; e < 8; e++)
         all_nan[e] = float_from_bits(0x7fc00000 ^ (uint32_t)(e % 2) << 31 ^ (uint32_t)e);
     for (int k = 1; k <= 8; k++) {
