@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy  # noqa: F401  (nothing here works without it: loaded now, lab.open() takes milliseconds)
+
 from colibri_lab.errors import (
     ArgumentError,
     BusyError,

@@ -17,7 +17,6 @@ from colibri_lab._engine import core
 from colibri_lab._paths import TapTable
 from colibri_lab.config import Config
 from colibri_lab.errors import BusyError, FileError
-from colibri_lab.identity import model_identity
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
@@ -92,6 +91,8 @@ class Model:
     @cached_property
     def identity(self) -> str:
         """A fingerprint of the weight files, equal for equal checkpoints (`colibri_lab.identity`)."""
+        from colibri_lab.identity import model_identity  # here: opening needs no hash library
+
         return model_identity({self.weights.describe(name).file for name in self.weights})
 
     @property

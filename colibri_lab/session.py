@@ -224,7 +224,7 @@ class Session:
                 "producer": "colibri-lab",
                 "producer_version": core.__version__,
                 "model_type": config["model_type"],
-                "model_path": str(self.model.path),
+                "model_name": self.model.path.name,  # not the path: a trace travels
                 "model_identity": self.model.identity,
                 "num_hidden_layers": config["num_hidden_layers"],
                 "moe_layers": list(config["moe_layers"]),

@@ -367,8 +367,8 @@ class RoutingExplorer(anywidget.AnyWidget):
     def _title(self) -> str:
         data = self._shown
         meta = data.trace.meta
-        path = Path(str(meta.get("model_path", "")))
-        name = "bundled model" if "bundled" in path.parts else path.name or str(meta.get("model_type", "")) or "model"
+        name = str(meta.get("model_name") or meta.get("model_type") or "model")
+        name = "bundled model" if name == "tiny-colibri" else name
         kind = "" if self._session is not None else " (trace)"
         every = len(data.layers)
         layers, tokens = f"{every} layer{'s' * (every != 1)}", f"{data.tokens:,} token{'s' * (data.tokens != 1)}"
@@ -378,8 +378,7 @@ class RoutingExplorer(anywidget.AnyWidget):
         """Python that makes this explorer again, without its selection."""
         if self._session is None:
             return "import colibri_lab as lab\n\nexplorer = lab.RoutingExplorer(trace)  # the trace that you opened\n"
-        meta = self.trace.meta
-        path = Path(str(meta.get("model_path", "")))
+        path = Path(self._session.model.path)
         model = "" if "bundled" in path.parts else repr(str(path))
         fed = repr(self._prompt) if self._prompt is not None else str(self.trace.ids)
         feed = f"session.feed({fed})\n" if self.trace.ids else ""

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ipywidgets
@@ -29,6 +30,7 @@ class Tokenizer:
 
 
 class Model:
+    path = Path("a-model")
     tokenizer: Tokenizer | None = Tokenizer()
 
 
