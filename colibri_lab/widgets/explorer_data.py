@@ -137,6 +137,7 @@ class ExplorerData:
             "texts": list(self.trace.texts),
             "by_score": [self.by_score(layer) for layer in range(len(self.layers))],
             "every_value": self.every_value, "gate_top": self.gate_top,
+            "gates": bool(self.layers) and self._optional(0, "gates") is not None,
         }  # fmt: skip
 
     @cached_property

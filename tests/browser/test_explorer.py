@@ -302,6 +302,29 @@ def test_narrow_pages_become_one_column(lab: Any, view: Any) -> None:
     lab.page.evaluate("() => { document.querySelector('.clb').style.width = ''; }")
 
 
+def test_G2_a_cell_run_thirty_times_leaves_one_view(lab: Any, view: Any) -> None:
+    """Earlier explorers are closed and gone from the kernel, one view stands in the page, a click is told once."""
+    lab.page.evaluate(
+        """async () => {
+             const notebook = window.jupyterapp.shell.currentWidget.content;
+             notebook.activeCellIndex = 1;
+             for (let i = 0; i < 30; i++) await window.jupyterapp.commands.execute('notebook:run-cell');
+           }"""
+    )
+    lab.drawn()
+    lab.idle()
+    assert lab.page.locator(".clb").count() == 1
+    alive = """
+import gc, colibri_lab.widgets.explorer as module
+gc.collect()
+print(sum(isinstance(o, module.RoutingExplorer) and o._data is not None for o in gc.get_objects()))"""
+    assert lab.python(alive) == "1"
+    lab.python("told = []; explorer.observe(lambda change: told.append(change['new']['token']), 'selection')")
+    lab.page.locator(".clb .tok[data-t='2']").click()
+    selection(lab)
+    assert lab.python("print(told)") == "[2]"
+
+
 def test_reload_keeps_the_view_alive(lab: Any, view: Any) -> None:
     """After a page reload with a live kernel the view comes back with its selection and still talks to Python."""
     place(lab, 4, 2)

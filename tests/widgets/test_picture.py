@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,6 +76,22 @@ def test_without_tokens_there_is_still_a_picture() -> None:
 def test_the_plain_repr_is_cheap() -> None:
     """It draws nothing and fits a line or two."""
     assert len(repr(RoutingExplorer(synthetic_trace(6, 8, 2, 40)))) < 160
+
+
+def test_nbconvert_shows_the_picture_without_any_script(tmp_path: Path) -> None:
+    """A notebook that was run and saved, as HTML: the PNG stands where the view was."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbconvert import HTMLExporter
+
+    code = "import colibri_lab as lab\nlab.RoutingExplorer(lab.testing.synthetic_trace(6, 8, 2, 40))"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the tools that run it, not ours
+        NotebookClient(book, resources={"metadata": {"path": str(tmp_path)}}, store_widget_state=False).execute()
+        page, _ = HTMLExporter().from_notebook_node(book)
+    assert "data:image/png;base64," in page
+    assert len(nbformat.writes(book)) < 400_000
 
 
 @pytest.mark.parametrize(

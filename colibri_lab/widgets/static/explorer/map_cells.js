@@ -3,7 +3,7 @@ import { FLAG } from "./store.js";
 import { chanceText, count, expertColour, fixed, percent, word } from "./format.js";
 import { inkOn } from "./palette.js";
 import { drawMark } from "./marks.js";
-import { beyond } from "./sentence.js";
+import { beyond, strangeMark } from "./sentence.js";
 
 const bold = (view) => `bold 11px ${view.palette.ui}`;
 const plain = (view) => `11px ${view.palette.ui}`;
@@ -172,7 +172,7 @@ export function drawTokens(ctx, view, layout) {
 function strangeColumn(ctx, view, layout, x, flags, ids) {
   const { palette } = view;
   const { tokens, row, top, height } = layout;
-  const kind = flags & FLAG.unrecorded ? "unknown" : flags & FLAG.nan || !(flags & FLAG.plusInf) ? "nan" : "+inf";
+  const kind = flags & FLAG.unrecorded ? "unknown" : strangeMark(flags);
   ctx.save();
   ctx.beginPath();
   ctx.rect(x, top, tokens.cell, height);
@@ -274,6 +274,7 @@ function drawBars(ctx, view, layout, clipped) {
   ctx.setLineDash([]);
   text(ctx, `chance ${chanceText(store.chance)}`, bars.x, top + height + 14, plain(view), palette.ink);
   const y = top + height + 24;
+  if (!store.facts.gates) return text(ctx, "gates: not recorded", bars.x, y + 8, plain(view), palette.ink2);
   const width = Math.min(110, bars.full - 60);
   rampBar(ctx, bars.x, y, width, palette.sparse);
   text(ctx, "0", bars.x, y + 19, plain(view), palette.ink2);

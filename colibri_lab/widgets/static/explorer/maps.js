@@ -140,7 +140,8 @@ function label(ctx, view, words, x, y, colour, align = "center") {
   ctx.textAlign = align;
   const width = ctx.measureText(words).width;
   ctx.fillStyle = view.palette.card;
-  ctx.fillRect((align === "right" ? x - width : x - width / 2) - 3, y - 14, width + (align === "right" ? 4 : 6), align === "right" ? 20 : 17);
+  if (align === "right") ctx.fillRect(x - width - 3, y - 14, width + 4, 20); // neighbours above and below are covered too
+  else ctx.fillRect(x - width / 2 - 3, y - 9, width + 6, 12);
   ctx.fillStyle = colour;
   ctx.fillText(words, x, y);
 }

@@ -34,6 +34,9 @@ function behind(view, layer, here) {
   return `The best expert left out is ${fixed(here.margin)} behind${unit}${tie}${entropy}.`;
 }
 
+// The mark of a token without a ranking: NaN wins over +Inf.
+export const strangeMark = (flags) => (flags & FLAG.plusInf && !(flags & FLAG.nan) ? "+inf" : "nan");
+
 export const strange = (flags) =>
   [[FLAG.nan, "NaN"], [FLAG.plusInf, "+Inf"], [FLAG.minusInf, "−Inf"]].filter(([bit]) => flags & bit).map(([, w]) => w).join(", ") || "NaN GATE";
 

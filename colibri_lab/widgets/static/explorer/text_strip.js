@@ -4,6 +4,7 @@ import { withAlpha } from "./palette.js";
 import { FLAG } from "./store.js";
 import { chip, count, escape, expertColour, fixed, inText } from "./format.js";
 import { markKey } from "./marks.js";
+import { strangeMark } from "./sentence.js";
 
 const ALL = 400; // up to so many tokens are shown at once
 const WINDOW = 120; // tokens shown of a longer text
@@ -127,7 +128,7 @@ function look(view) {
   return (here) => {
     if (!here) return [`border-color:${palette.line}`, "", "", ""];
     if (here.flags & FLAG.unrecorded) return [`border-color:${palette.line2};border-bottom-style:dotted`, "", "", "unknown"];
-    if (here.flags & FLAG.unranked) return [`border-color:${palette.mark};border-bottom-style:double`, "", "", here.flags & FLAG.plusInf && !(here.flags & FLAG.nan) ? "+inf" : "nan"];
+    if (here.flags & FLAG.unranked) return [`border-color:${palette.mark};border-bottom-style:double`, "", "", strangeMark(here.flags)];
     if (by === "expert") {
       const [first, second] = here.ids;
       const colour = expertColour(view, first);

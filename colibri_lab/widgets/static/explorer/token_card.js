@@ -1,7 +1,7 @@
 // The token card: every router logit of the selected token as sorted bars, the cut between chosen and left out, and its path through all layers.
 import { FLAG } from "./store.js";
 import { chip, escape, expertColour, fixed, gate, word } from "./format.js";
-import { strange } from "./sentence.js";
+import { strange, strangeMark } from "./sentence.js";
 import { markSvg } from "./marks.js";
 
 const LISTED = 12; // up to so many experts are all listed
@@ -117,7 +117,7 @@ function path(view) {
   const cells = store.facts.layers.map((name, l) => {
     const here = store.at(l, token);
     const more = store.K > 2 ? ` <span class="q">+${store.K - 2}</span>` : "";
-    const experts = !here ? "…" : here.flags & FLAG.unrecorded ? markSvg("unknown") : !here.ranked ? markSvg("nan") : Array.from(here.ids).slice(0, 2).map((e, i) => chip(layerView(view, l), e, i > 0)).join(" ") + more;
+    const experts = !here ? "…" : here.flags & FLAG.unrecorded ? markSvg("unknown") : !here.ranked ? markSvg(strangeMark(here.flags)) : Array.from(here.ids).slice(0, 2).map((e, i) => chip(layerView(view, l), e, i > 0)).join(" ") + more;
     const margin = here && !Number.isNaN(here.margin) ? fixed(here.margin) + (here.flags & FLAG.tie ? " ≈" : "") : "–";
     return `<button type="button" data-lm-suppress-shortcuts="true" data-layer="${l}" ${l === view.layer ? 'aria-current="true"' : ""}><span class="q">layer ${name}</span><br>${experts}<br><span>${margin}</span></button>`;
   });
