@@ -33,13 +33,13 @@ test-c: $(CMAKE) ## the C tests, through ctest
 	$(CTEST) --test-dir build-c --output-on-failure
 
 test-python: $(call extra,test)
-	$(BIN)/python -m pytest -m "not torch and not browser and not soak" $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/browser --ignore=tests/torch -m "not torch and not browser and not soak" $(ARGS)
 
 test-browser: $(call extra,test) $(call extra,browser) ## real JupyterLab in a real Chromium (which must be installed)
-	$(BIN)/python -m pytest -m browser $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/torch -m browser $(ARGS)
 
 test-torch: $(call extra,test) $(call extra,hf) ## against transformers (installs PyTorch)
-	$(BIN)/python -m pytest -m torch $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/browser -m torch $(ARGS)
 
 engine: ## libcolibri.a, libcolibri.so and colibri_cli in build-engine/: no Python, no CMake
 	$(MAKE) -C csrc -j $(JOBS)
