@@ -65,7 +65,10 @@ static colibri_status read_expert_count(options *o, const family *f, config *c)
         int64_t count;
         if (options_find(o, names[i]) == NULL)
             continue;
-        TRY(options_integer(o, names[i], 0, 1, COLIBRI_MAX_EXPERTS, &count));
+        TRY(options_integer(o, names[i], 0, 1, INT32_MAX, &count));
+        if (count > COLIBRI_MAX_EXPERTS)
+            return fail(o->message, COLIBRI_ERROR_UNSUPPORTED, "%s: %s = %lld; this build holds at most COLIBRI_MAX_EXPERTS = %d "
+                        "(colibri_config.h)", o->path, names[i], (long long)count, COLIBRI_MAX_EXPERTS);
         if (given != NULL && count != c->num_experts)
             return fail(o->message, COLIBRI_ERROR_FORMAT,
                         "%s: %s = %lld and %s = %lld name the number of experts twice and differ", o->path, given,

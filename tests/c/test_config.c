@@ -229,8 +229,9 @@ static void test_the_number_of_experts_may_have_either_name_but_one_value(void)
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":8,\"num_local_experts\":9,"),
             "num_experts = 8 and num_local_experts = 9");
     refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":1,"), "num_experts_per_tok = 2 is more than the 1 experts");
-    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":0,"), "from 1 to 1024");
-    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":1025,"), "num_experts = 1025"); /* K1: a clear limit */
+    refused(COLIBRI_ERROR_FORMAT, config_with(qwen3, "\"num_experts\":0,"), "an integer from 1");
+    refused(COLIBRI_ERROR_UNSUPPORTED, config_with(qwen3, "\"num_experts\":1025,"), "num_experts = 1025"); /* K1: a clear limit */
+    refused(COLIBRI_ERROR_UNSUPPORTED, config_with(qwen3, "\"num_experts\":1025,"), "COLIBRI_MAX_EXPERTS = 1024");
     accepted(config_with(qwen3, "\"num_experts\":1024,"));
 }
 
