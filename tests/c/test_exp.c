@@ -1,6 +1,6 @@
 /* test_exp.c: our exp against the C library's in extended precision, and all tables against each other.
  *
- * By default every 4,099th float and all near the limits; with the argument "all" each of the 2^32 (a few minutes). */
+ * By default every 4,099th float and all near the limits; with the argument "all" each of the 2^32 (some minutes). */
 #define _DEFAULT_SOURCE
 #include "kernel_checks.h"
 
@@ -12,6 +12,10 @@ static void check_one(float x)
     float y = exp_f32(x);
     if (x != x) {
         CHECK(y != y);
+        return;
+    }
+    if (x > 90 || x < -105) { /* far beyond the limits: most floats, and no need to ask the library */
+        CHECK(float_bits(y) == float_bits(x > 0 ? INFINITY : 0.0f));
         return;
     }
     long double exact = expl((long double)x);
