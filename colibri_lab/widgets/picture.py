@@ -18,7 +18,7 @@ __all__ = ["explorer_png", "explorer_text", "visible"]
 
 # All in pixels of the picture.
 _WIDTH, _EDGE = 1200, 12
-_LINE, _LINES = 38, 6  # of text, and how many are shown
+_LINE, _LINES = 38, 4  # of text, and how many are shown
 _CHARACTER = 7.3
 _MAPS_TALL = 340  # height that the experts share
 _LOAD, _TOKENS, _BARS = (46, 240), (330, 700), (1062, 90)  # left edge and width
@@ -159,7 +159,7 @@ class _Sheet:
             PatchCollection(frames, facecolors="none", edgecolors=SELECTION, linewidths=1.5, zorder=3), autolim=False
         )
         out = io.BytesIO()
-        self.figure.savefig(out, format="png")
+        self.figure.savefig(out, format="png", pil_kwargs={"compress_level": 4})
         return out.getvalue()
 
 

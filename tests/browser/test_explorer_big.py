@@ -223,3 +223,16 @@ def test_dark_and_other_colourings_for_people_to_look_at(lab: Any, big: Any) -> 
     lab.shot("big-dark-entropy")
     lab.theme(False)
     assert [e for e in lab.errors if "favicon" not in e] == []
+
+
+def test_without_a_kernel_layers_still_change_and_unfetched_logits_are_said(lab: Any, big: Any) -> None:
+    """All layers are in the browser; of a token never selected before the chosen experts are shown, with the reason."""
+    lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    expect(big.locator(".live")).to_have_text("no kernel")
+    big.locator(".tok[aria-selected=false]").nth(3).click()
+    expect(big.locator(".tcard")).to_contain_text("were not fetched before")
+    expect(big.locator(".tcard tbody tr[data-expert]")).to_have_count(8)
+    big.get_by_role("slider", name="Layer").fill("33")
+    expect(big.locator("code.code").last).to_contain_text("layer=33")
+    expect(big.locator(".ecard")).to_contain_text("of 2,000 tokens come here")
+    lab.shot("big-no-kernel")

@@ -318,6 +318,7 @@ export class Explorer {
 
   kernel(state) {
     this.gone = state === "gone";
+    if (this.gone && this.view.store) this.view.store.facts.no_values ||= "No kernel: the router logits of this token were not fetched before.";
     this.parts.live.dataset.state = state;
     this.kernelState = state;
     this.showState();

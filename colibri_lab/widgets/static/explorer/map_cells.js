@@ -123,49 +123,105 @@ function loadKey(ctx, view, layout, clipped, empty) {
 
 export function drawTokens(ctx, view, layout) {
   const { store, palette, layer } = view;
-  const { tokens, row, top, height, halves } = layout;
+  const { tokens, row, top, height } = layout;
   const name = store.facts.layers[layer];
-  const topGate = store.facts.gate_top;
   text(ctx, `Layer ${name}: token × expert, gate strength`, tokens.x, 10, bold(view), palette.ink);
   ctx.fillStyle = palette.sunk;
   ctx.fillRect(tokens.x, top, tokens.width, height);
   if (layout.chips) chipAxis(ctx, view, layout);
-  const block = store.blocks[layer];
   let clipped = 0;
-  if (!block) text(ctx, "waiting for this layer …", tokens.x + 8, top + 16, plain(view), palette.ink2);
-  else {
-    const K = store.K;
-    const line = tokens.cell >= 8 && row >= 8;
-    const inset = line ? 0.5 : 0;
-    for (let i = 0; i < tokens.shown; i++) {
-      const t = tokens.start + i;
-      const x = tokens.x + i * tokens.cell;
-      if (block.flags[t] & (FLAG.unranked | FLAG.unrecorded)) {
-        strangeColumn(ctx, view, layout, x, block.flags[t], block.ids.subarray(t * K, t * K + K));
-        continue;
-      }
-      for (let slot = 0; slot < K; slot++) {
-        const value = Math.abs(block.gates[t * K + slot]) / topGate;
-        const half = halves && slot > 0;
-        const y = top + block.ids[t * K + slot] * row + (half ? row * 0.27 : 0);
-        const h = half ? row * 0.5 : row;
-        ctx.fillStyle = value >= 0 ? palette.sparse(value) : palette.line2;
-        ctx.fillRect(x + inset, y + inset, tokens.cell - 2 * inset, h - 2 * inset);
-        if (line) {
-          ctx.strokeStyle = palette.edge;
-          ctx.lineWidth = 1;
-          ctx.strokeRect(x + 1, y + 1, tokens.cell - 2, h - 2);
-        }
-        if (value > 1 + 1e-6) {
-          clipped++;
-          if (tokens.cell >= 4 && row >= 4) drawMark(ctx, clipInk(palette), "clip", x, y, tokens.cell, h);
-        }
-      }
-    }
-  }
+  if (!store.blocks[layer]) text(ctx, "waiting for this layer …", tokens.x + 8, top + 16, plain(view), palette.ink2);
+  else clipped = tokens.cell >= 8 && row >= 8 ? drawLargeCells(ctx, view, layout) : drawSmallCells(ctx, view, layout);
   if (tokens.cut) drawOverviewStrip(ctx, view, layout);
   tokenAxis(ctx, view, layout);
   drawBars(ctx, view, layout, clipped);
+}
+
+const isStrange = (flags) => flags & (FLAG.unranked | FLAG.unrecorded);
+
+// Cells with room for a hairline; the first choice fills its cell, the others half of theirs. Returns how many exceed the scale.
+function drawLargeCells(ctx, view, layout) {
+  const { store, palette, layer } = view;
+  const { tokens, row, top, halves } = layout;
+  const block = store.blocks[layer];
+  const K = store.K;
+  let clipped = 0;
+  for (let i = 0; i < tokens.shown; i++) {
+    const t = tokens.start + i;
+    const x = tokens.x + i * tokens.cell;
+    if (isStrange(block.flags[t])) {
+      strangeColumn(ctx, view, layout, x, block.flags[t], block.ids.subarray(t * K, t * K + K));
+      continue;
+    }
+    for (let slot = 0; slot < K; slot++) {
+      const value = Math.abs(block.gates[t * K + slot]) / store.facts.gate_top;
+      const half = halves && slot > 0;
+      const y = top + block.ids[t * K + slot] * row + (half ? row * 0.27 : 0);
+      const h = half ? row * 0.5 : row;
+      ctx.fillStyle = value >= 0 ? palette.sparse(value) : palette.line2;
+      ctx.fillRect(x + 0.5, y + 0.5, tokens.cell - 1, h - 1);
+      ctx.strokeStyle = palette.edge;
+      ctx.lineWidth = 1;
+      ctx.strokeRect(x + 1, y + 1, tokens.cell - 2, h - 2);
+      if (value > 1 + 1e-6) {
+        clipped++;
+        drawMark(ctx, clipInk(palette), "clip", x, y, tokens.cell, h);
+      }
+    }
+  }
+  return clipped;
+}
+
+// Many small cells: one pixel each in an image that is scaled up. A cell above the scale keeps the strongest colour and is counted.
+function drawSmallCells(ctx, view, layout) {
+  const { store, palette, layer } = view;
+  const { tokens, row, top, halves } = layout;
+  const block = store.blocks[layer];
+  const { K, E } = store;
+  const parts = halves && K > 1 ? 4 : 1; // pixels per cell: a half cell is the middle two of four
+  const image = new Uint32Array(tokens.shown * E * parts);
+  const unknown = 0xff9a8f8a; // the strong line of both themes, for gates that were not recorded
+  let clipped = 0;
+  for (let i = 0; i < tokens.shown; i++) {
+    const t = tokens.start + i;
+    if (isStrange(block.flags[t])) continue;
+    for (let slot = 0; slot < K; slot++) {
+      const value = Math.abs(block.gates[t * K + slot]) / store.facts.gate_top;
+      if (value > 1 + 1e-6) clipped++;
+      const pixel = value >= 0 ? palette.pixelSparse(value) : unknown;
+      const half = parts > 1 && slot > 0 ? 1 : 0;
+      const first = block.ids[t * K + slot] * parts;
+      for (let part = half; part < parts - half; part++) image[(first + part) * tokens.shown + i] = pixel;
+    }
+  }
+  drawImage(ctx, image, tokens.shown, E * parts, tokens.x, top, tokens.width, E * row);
+  for (let i = 0; i < tokens.shown; i++) {
+    const t = tokens.start + i;
+    if (isStrange(block.flags[t])) strangeColumn(ctx, view, layout, tokens.x + i * tokens.cell, block.flags[t], block.ids.subarray(t * K, t * K + K));
+  }
+  return clipped;
+}
+
+// A canvas off the screen for each size in use, kept, because making one costs more than filling it.
+const scratches = new Map();
+function scratch(columns, rows) {
+  const size = `${columns}×${rows}`;
+  if (!scratches.has(size)) {
+    if (scratches.size >= 4) scratches.delete(scratches.keys().next().value);
+    const canvas = new OffscreenCanvas(columns, rows);
+    scratches.set(size, { canvas, context: canvas.getContext("2d", { willReadFrequently: true }) }); // kept in memory, not on a GPU
+  }
+  return scratches.get(size);
+}
+
+// `pixels` (columns × rows, row by row) stretched over a rectangle without smoothing.
+function drawImage(ctx, pixels, columns, rows, x, y, width, height) {
+  const { canvas, context } = scratch(columns, rows);
+  context.putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), columns, rows), 0, 0);
+  ctx.save();
+  ctx.imageSmoothingEnabled = false;
+  ctx.drawImage(canvas, x, y, width, height);
+  ctx.restore();
 }
 
 // A token without a ranking: its whole column is hatched, with one mark where the meaningless ids stand if there is room.
@@ -239,15 +295,15 @@ function drawOverviewStrip(ctx, view, layout) {
   ctx.fillRect(tokens.x, strip.y, tokens.width, strip.height);
   if (!entropy) return;
   const pixels = Math.floor(tokens.width);
+  const image = new Uint32Array(pixels);
   for (let p = 0; p < pixels; p++) {
     const first = Math.floor((p * store.T) / pixels);
     const last = Math.max(first + 1, Math.floor(((p + 1) * store.T) / pixels));
     let most = -1;
     for (let t = first; t < last; t++) if (entropy[t] > most) most = entropy[t];
-    if (most < 0) continue;
-    ctx.fillStyle = palette.of(most);
-    ctx.fillRect(tokens.x + p, strip.y, 1.2, strip.height);
+    if (most >= 0) image[p] = palette.pixelOf(most);
   }
+  drawImage(ctx, image, pixels, 1, tokens.x, strip.y, tokens.width, strip.height);
 }
 
 function drawBars(ctx, view, layout, clipped) {

@@ -50,6 +50,8 @@ export function makePalette(root) {
   const ramp = Array.from({ length: 256 }, (_, i) => cividis(dark ? i : 255 - i));
   const inks = ramp.map(inkOn);
   const step = (v) => Math.max(0, Math.min(255, Math.round(v * 255)));
+  // The same ramp as pixels of an image: red, green, blue, alpha in memory order.
+  const pixels = new Uint32Array(new Uint8Array(ramp.flatMap((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).concat(255))).buffer);
   const floor = dark ? 0.25 : 0.1; // sparse maps leave the weakest part of the scale to the empty cells
   const palette = {
     dark,
@@ -59,6 +61,8 @@ export function makePalette(root) {
     of: (v) => ramp[step(v)], // 0 … 1, dense maps
     inkOf: (v) => inks[step(v)],
     sparse: (v) => ramp[step(floor + (1 - floor) * Math.min(1, Math.max(0, v)))],
+    pixelOf: (v) => pixels[step(v)],
+    pixelSparse: (v) => pixels[step(floor + (1 - floor) * Math.min(1, v))],
     edge: dark ? "rgba(255,255,255,.3)" : "rgba(0,0,0,.3)",
   };
   for (const name of STYLE) palette[name] = style.getPropertyValue("--" + name).trim();
