@@ -8,13 +8,11 @@ never waits for the engine.
 from __future__ import annotations
 
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import anywidget
 import traitlets
@@ -24,71 +22,19 @@ from colibri_lab.trace import Trace
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, static_text
 from colibri_lab.widgets._wire import Request, Status, pack
+from colibri_lab.widgets._work import RunsPrompts, Stopped, Work, sentence, short, trace_of
 from colibri_lab.widgets.explorer_data import ExplorerData
 from colibri_lab.widgets.html import explorer_page, write_page
 from colibri_lab.widgets.picture import explorer_png, explorer_text
 
 __all__ = ["RoutingExplorer"]
 
-_REPORTS_PER_SECOND = 10
 _RETRY_SECONDS = 0.2
 _PAGE_VALUES_BELOW = 8 << 20  # bytes of router values that a saved page may carry
 _IDLE: Status = {"state": "idle"}
 _BUSY = "A cell is running on this session. Looking at finished data works; this run waits its turn."
 
 Message = tuple[dict[str, Any], list[bytes]]
-
-
-class RunsPrompts(Protocol):
-    """What the explorer asks of a session."""
-
-    model: Any
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens it holds at most."""
-
-    def feed(self, x: Any, progress: Any = None) -> Any:
-        """Runs tokens as one pass."""
-
-    def generate(self, n: int, *, progress: Any = None) -> Iterator[Any]:
-        """Continues token by token."""
-
-    def reset(self) -> None:
-        """Forgets all tokens."""
-
-    def trace(self) -> Trace:
-        """Everything captured so far."""
-
-
-class _Stopped(Exception):
-    """Stop was pressed; raised out of a progress report to end a pass."""
-
-
-class _Work:
-    """One run or generation: tells the view how far it is, at most ten times a second, and hears Stop."""
-
-    def __init__(self, explorer: RoutingExplorer, what: str) -> None:
-        self.left = "Nothing was changed."
-        """What an error or Stop leaves behind, as a sentence."""
-        self._explorer, self._what = explorer, what
-        self._started = self._last = time.monotonic()
-
-    def report(self, done: int, total: int) -> None:
-        """Raises _Stopped when Stop was pressed."""
-        if self._explorer._stop.is_set():
-            raise _Stopped
-        now = time.monotonic()
-        if now - self._last >= 1 / _REPORTS_PER_SECOND:
-            self._last = now
-            left = round((now - self._started) * (total - done) / done) if done else 0
-            self._explorer._status = {
-                "state": "working",
-                "text": self._what,
-                "done": done,
-                "total": total,
-                "seconds_left": left,
-            }
 
 
 class RoutingExplorer(anywidget.AnyWidget):
@@ -192,7 +138,7 @@ class RoutingExplorer(anywidget.AnyWidget):
         Raises ArgumentError (no session, an empty text), CapacityError (more tokens than the session holds; nothing is
         changed), BusyError (this explorer is already working) and whatever the session raises.
         """
-        with self._working(f"Running {_short(text)}") as work:
+        with self._working(f"Running {short(text)}") as work:
             session = self._need_session()
             ids = self._encode(session, text)
             self._patiently(session.reset)
@@ -255,27 +201,30 @@ class RoutingExplorer(anywidget.AnyWidget):
                     "text": _BUSY,
                 }
                 if self._stop.wait(_RETRY_SECONDS):
-                    raise _Stopped from None
+                    raise Stopped from None
 
     @contextmanager
-    def _working(self, what: str) -> Iterator[_Work]:
+    def _working(self, what: str) -> Iterator[Work]:
         """One piece of work at a time: its status, and its end by success, Stop or error."""
         if not self._work.acquire(blocking=False):
             raise BusyError("This explorer is already working; stop it first.")
         self._stop.clear()
-        work = _Work(self, what)
+        work = Work(what, self._stop, self._tell)
         end: Status = _IDLE
         self._status = {"state": "working", "text": what}
         try:
             yield work
-        except _Stopped:
+        except Stopped:
             end = {"state": "idle", "text": f"Stopped. {work.left}"}
         except BaseException as error:
-            end = {"state": "error", "text": f"{_sentence(error)} {work.left}", "traceback": _trace_of(error)}
+            end = {"state": "error", "text": f"{sentence(error)} {work.left}", "traceback": trace_of(error)}
             raise
         finally:
             self._status = dict(end)
             self._work.release()
+
+    def _tell(self, status: Status) -> None:
+        self._status = dict(status)
 
     # ---- messages ----
 
@@ -293,8 +242,8 @@ class RoutingExplorer(anywidget.AnyWidget):
             if self._status.get("state") != "error":
                 self._status = {
                     "state": "error",
-                    "text": f"{_sentence(error)} Nothing was changed.",
-                    "traceback": _trace_of(error),
+                    "text": f"{sentence(error)} Nothing was changed.",
+                    "traceback": trace_of(error),
                 }
 
     def handle(self, request: Request) -> None:
@@ -441,22 +390,3 @@ class RoutingExplorer(anywidget.AnyWidget):
         self._data = self._session = None
         self.on_msg(self._on_message, remove=True)
         super().close()
-
-
-def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return f"“{words[:40]}…”" if len(words) > 40 else f"“{words}”"
-
-
-def _sentence(error: BaseException) -> str:
-    """An error as one sentence; a foreign one with its kind in front."""
-    if isinstance(error, KeyboardInterrupt):
-        return "Interrupted."
-    words = str(error).strip() or type(error).__name__
-    if not isinstance(error, ColibriError | traitlets.TraitError):
-        words = f"{type(error).__name__}: {words}"
-    return words[0].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")
-
-
-def _trace_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

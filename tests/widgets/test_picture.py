@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import colibri_lab
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.widgets.explorer import RoutingExplorer
 from colibri_lab.widgets.picture import explorer_text, visible
@@ -78,13 +79,14 @@ def test_the_plain_repr_is_cheap() -> None:
     assert len(repr(RoutingExplorer(synthetic_trace(6, 8, 2, 40)))) < 160
 
 
-def test_nbconvert_shows_the_picture_without_any_script(tmp_path: Path) -> None:
+def test_nbconvert_shows_the_picture_without_any_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook that was run and saved, as HTML: the PNG stands where the view was."""
     import nbformat
     from nbclient import NotebookClient
     from nbconvert import HTMLExporter
 
     code = "import colibri_lab as lab\nlab.RoutingExplorer(lab.testing.synthetic_trace(6, 8, 2, 40))"
+    monkeypatch.setenv("PYTHONPATH", str(Path(colibri_lab.__file__).parents[1]))
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tools that run it, not ours
