@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "TapTable", "matcher"]
 
-_LAYER = re.compile(r"^layers\.(\d+)\.")
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_NUMBER = "(0|[1-9][0-9]{0,18})"  # as Python writes it: no sign, no leading zero, ASCII
+_LAYER = re.compile(rf"^layers\.{_NUMBER}\.")
+_EXPERT = re.compile(rf"\.experts\.{_NUMBER}\.")
 
 
 class Place(NamedTuple):

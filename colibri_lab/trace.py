@@ -53,9 +53,10 @@ _CAPTURE = {
 }  # fmt: skip
 
 _LIMIT = 1 << 20  # far above any model; below what would make a small file ask for gigabytes
-_LAYER = re.compile(r"layers\.(\d+)\.")
-_EXPERT = re.compile(r"layers\.(\d+)\.moe\.experts\.(\d+)\.(\w+)")
-_DISPATCH = re.compile(r"layers\.(\d+)\.moe\.dispatch\.(\w+)")
+_NUMBER = "(0|[1-9][0-9]{0,18})"  # as Python writes it: no sign, no leading zero, ASCII
+_LAYER = re.compile(rf"layers\.{_NUMBER}\.")
+_EXPERT = re.compile(rf"layers\.{_NUMBER}\.moe\.experts\.{_NUMBER}\.(\w+)")
+_DISPATCH = re.compile(rf"layers\.{_NUMBER}\.moe\.dispatch\.(\w+)")
 
 
 class Trace(Mapping[str, Array]):
@@ -83,6 +84,7 @@ class Trace(Mapping[str, Array]):
                 f"a trace of {len(self.ids)} tokens has {len(self.texts)} texts; give one text per token, or none"
             )
         _check_meta(self.meta, len(self.ids))
+        self._moe = frozenset(self.moe_layers)  # asked for every array
         for path, array in self._arrays.items():
             self._check_shape(path, array)
 
@@ -200,7 +202,7 @@ class Trace(Mapping[str, Array]):
     def _require_moe_layer(self, layer: int) -> None:
         if layer not in self.layers:
             raise TapError(f"there is no layer {layer}; layers are 0 to {len(self.layers) - 1}")
-        if layer not in self.moe_layers:
+        if layer not in self._moe:
             closest = min(self.moe_layers, key=lambda other: abs(other - layer), default=None)
             hint = (
                 "; no layer of this model has any"
@@ -242,7 +244,7 @@ class Trace(Mapping[str, Array]):
         kind = _LAYER.sub("layers.{l}.", path)
         if kind not in _CAPTURE:
             return  # a producer may store more than we know
-        if layer is not None and int(layer[1]) not in (self.moe_layers if ".moe." in path else self.layers):
+        if layer is not None and int(layer[1]) not in (self._moe if ".moe." in path else self.layers):
             raise FormatError(f"'{path}' belongs to no {'MoE ' if '.moe.' in path else ''}layer of this model")
         dispatch = _DISPATCH.fullmatch(path)
         if dispatch is not None:

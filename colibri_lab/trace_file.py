@@ -82,10 +82,12 @@ def save_trace(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes `trace` to `path`: beside it under a temporary name, then renamed, so that nobody meets half a file.
 
     The same trace gives the same bytes. NaN are written as the quiet NaN of their dtype.
-    Raises ArgumentError for a meta entry that JSON cannot hold, UnsupportedError for a dtype without a safetensors
-    name, FileError when the file cannot be written.
+    Raises ArgumentError for a meta entry that JSON cannot hold or a name that the form keeps for itself,
+    UnsupportedError for a dtype without a safetensors name, FileError when the file cannot be written.
     """
     target = Path(path)
+    if target.exists() and not target.is_file():  # a rename would put a file in the place of a device
+        raise FileError(f"cannot write the trace to {target}: it is there and no regular file")
     tensors = _tensors(trace)
     header = _header(tensors, _metadata(trace.meta))
     temporary = None
@@ -116,6 +118,10 @@ def _tensors(trace: Trace) -> dict[str, Array]:
         "tokens.text": np.frombuffer(b"".join(encoded), np.uint8),
         "tokens.text_offsets": offsets,
     }
+    for name in trace:
+        if name in tokens or name == "__metadata__":
+            raise ArgumentError(f"'{name}' is a name that trace files keep for themselves; give the array another")
+        _check_name(name)
     both = {name: _little(array) for name, array in {**tokens, **trace}.items()}
     for name, array in both.items():
         if array.dtype.name not in _DTYPES:
@@ -131,14 +137,22 @@ def _little(array: Any) -> Any:
 
 def _metadata(meta: Mapping[str, Any]) -> dict[str, str]:
     out = {"format": FORMAT, "format_version": str(FORMAT_VERSION)}
+    for name in meta:
+        if name in out:
+            raise ArgumentError(f"meta['{name}'] is an entry that trace files keep for themselves; name it otherwise")
+        _check_name(name)
     for name in sorted(meta):
         try:
-            out[name] = (
-                str(meta[name]) if name in _PLAIN else json.dumps(meta[name], ensure_ascii=False, sort_keys=True)
-            )
-        except (TypeError, ValueError) as error:
+            text = str(meta[name]) if name in _PLAIN else json.dumps(meta[name], ensure_ascii=False, sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
             raise ArgumentError(f"meta['{name}'] cannot be written as JSON: {error}") from error
+        out[name] = text.encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are not UTF-8
     return out
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ArgumentError(f"{name!r:.80} is no name for a trace file, whose names are Unicode texts")
 
 
 def _header(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:

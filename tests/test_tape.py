@@ -248,3 +248,13 @@ def test_a_tape_cannot_be_pickled_or_copied(session: lab.Session) -> None:
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match=r"trace\(\)\.save"):
             attempt(session.tape)
+
+
+@pytest.mark.parametrize("number", ["00", "٠", "9" * 5000])
+def test_a_number_in_a_path_is_written_one_way(session: lab.Session, number: str) -> None:
+    """Leading zeros, other scripts' digits and endless ones name no layer, in the tape as in a trace."""
+    path = f"layers.{number}.moe.gates"
+    assert path not in session.tape and path not in session.trace()
+    for mapping in (session.tape, session.trace()):
+        with pytest.raises(lab.TapError):
+            mapping[path]

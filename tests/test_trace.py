@@ -213,3 +213,15 @@ def test_an_empty_trace_is_a_trace() -> None:
     empty = synthetic_trace(2, 4, 2, 0, hidden=3)
     check_values(empty)
     assert empty["layers.0.moe.experts.1.input"].shape == (0, 3)
+
+
+def test_many_layers_are_looked_up_and_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a few kilobytes may claim a million layers; the list of them is made a fixed number of times."""
+    made = []
+    listed = Trace.moe_layers.fget
+    assert listed is not None
+    monkeypatch.setattr(Trace, "moe_layers", property(lambda self: made.append(1) or listed(self)))
+    for layers in (10, 500):
+        made.clear()
+        check_values(make(num_hidden_layers=layers, moe_layers=list(range(layers))))
+        assert len(made) < 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -284,3 +285,30 @@ class TestRefused:
             except FormatError:
                 continue
             assert len(trace.ids) == 3
+
+
+class TestOddTargetsAndNames:
+    def test_a_meta_value_may_hold_a_path_that_is_not_utf8(self, trace: Trace, tmp_path: Path) -> None:
+        odd = Trace(dict(trace), ids=trace.ids, texts=trace.texts, meta={**trace.meta, "from": "/m\udcff"})
+        odd.save(tmp_path / "x")
+        assert load_trace(tmp_path / "x").meta["from"] == "/m\udcff"
+
+    def test_a_pipe_or_device_is_not_replaced_by_a_file(self, trace: Trace, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(FileError, match="no regular file"):
+            trace.save(tmp_path / "pipe")
+        assert (tmp_path / "pipe").is_fifo() and [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+    @pytest.mark.parametrize("name", ["format", "format_version", 5, "\ud800"])
+    def test_a_meta_name_that_the_file_cannot_hold_is_refused(self, trace: Trace, tmp_path: Path, name: Any) -> None:
+        odd = Trace(dict(trace), ids=trace.ids, texts=trace.texts, meta={**trace.meta, name: "x"})
+        with pytest.raises(ArgumentError):
+            odd.save(tmp_path / "x")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("name", ["tokens.ids", "__metadata__", "\ud800"])
+    def test_an_array_name_that_the_file_cannot_hold_is_refused(self, trace: Trace, tmp_path: Path, name: str) -> None:
+        odd = Trace({**trace, name: np.zeros(3)}, ids=trace.ids, texts=trace.texts, meta=trace.meta)
+        with pytest.raises(ArgumentError):
+            odd.save(tmp_path / "x")
+        assert list(tmp_path.iterdir()) == []
