@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,9 @@ def generate(
     check_options(temperature, top_k, top_p)
     if not session._engine.length:
         raise ArgumentError("an empty session has nothing to continue; feed it first")
-    stops = frozenset(session.model.end_ids if stop_ids is None else (int(i) for i in stop_ids))
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ArgumentError(f"seed must be a whole number, 0 or more; it is {seed!r:.80}")
+    stops = frozenset(session.model.end_ids) if stop_ids is None else _stops(stop_ids)
     rng = np.random.default_rng(seed)
 
     def draw(logits: Array) -> tuple[int, float]:
@@ -62,17 +64,25 @@ def generate(
     return _tokens(session, int(n), draw, stops, progress)
 
 
+def _stops(stop_ids: Iterable[int]) -> frozenset[int]:
+    ids = list(stop_ids) if isinstance(stop_ids, Iterable) else [None]
+    if any(isinstance(i, bool) or not isinstance(i, int | np.integer) for i in ids):
+        raise ArgumentError(f"stop_ids must be whole token ids such as (2,), or () for none; this is {stop_ids!r:.80}")
+    return frozenset(map(int, ids))
+
+
 def _tokens(
     session: Session, n: int, draw: Callable[[Array], tuple[int, float]], stops: frozenset[int], progress: Progress
 ) -> Iterator[Token]:
     stream = _stream(session)
-    length = session._engine.length
+    length, epoch = session._engine.length, session._epoch
     with shown(progress, n, "tokens", "generate") as report:
         for step in range(n):
-            if session._engine.length != length:
+            if session._engine.length != length or session._epoch != epoch:
+                reset = " by reset()" if session._epoch != epoch else ""
                 raise BusyError(
                     f"while generate was running, another hand took the session from {length} to "
-                    f"{session._engine.length} tokens"
+                    f"{session._engine.length} tokens{reset}"
                 )
             try:
                 number, logprob = draw(session.logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,12 @@ __all__ = ["check_options", "sample"]
 
 def check_options(temperature: float, top_k: int, top_p: float) -> None:
     """Raises ArgumentError, with the valid range, for an option outside it."""
-    if not (math.isfinite(temperature) and temperature >= 0):
+    for name, value in (("temperature", temperature), ("top_p", top_p)):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+            raise ArgumentError(f"{name} is {value!r:.80}; it must be a number")
+    if isinstance(top_k, bool) or not isinstance(top_k, int | np.integer):
+        raise ArgumentError(f"top_k is {top_k!r:.80}; it must be a whole number, 0 (all tokens) or more")
+    if not 0 <= temperature <= sys.float_info.max:
         raise ArgumentError(f"temperature is {temperature}; it must be 0 (greedy) or a positive number")
     if top_k < 0:
         raise ArgumentError(f"top_k is {top_k}; it must be 0 (all tokens) or a positive number")

@@ -99,10 +99,20 @@ class Session:
     ) -> None:
         if any(not isinstance(pattern, str) for pattern in capture):
             raise ArgumentError(f"capture takes a level or a list of tap patterns, all texts; this is {capture!r:.80}")
+        for pattern in capture:
+            if not (pattern.isascii() and pattern.isprintable()):  # the engine's texts end at a NUL
+                raise ArgumentError(
+                    f"capture {pattern!r:.80} names no tap of this model: paths are plain ASCII, such as "
+                    '"layers.*.moe.gates" (or use "none", "routing", "moe", "all")'
+                )
+        if gate_mode is not None and not (isinstance(gate_mode, str) and gate_mode.isascii()):
+            raise ArgumentError(
+                f'gate_mode is a text such as "softmax", or None for the model\'s own rule; this is {gate_mode!r:.80}'
+            )
         self.model = model
-        self.capture: tuple[str, ...] = tuple(capture)
+        self.capture: tuple[str, ...] = tuple(capture) or ("none",)
         self._engine = core.Session(
-            model._engine, list(capture), _count("max_tokens", max_tokens), _count("threads", threads), gate_mode
+            model._engine, list(self.capture), _count("max_tokens", max_tokens), _count("threads", threads), gate_mode
         )
         self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
         self._ids: list[int] = []

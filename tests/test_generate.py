@@ -201,3 +201,33 @@ def test_B1_the_error_names_the_step(tmp_path: Path) -> None:
         for token in session.generate(5, stop_ids=()):
             made.append(int(token))
     assert made == [a, b] and session.ids == [*PROMPT, a, b]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"temperature": "1"}, {"temperature": None}, {"temperature": 10**400}, {"top_k": 1.5}, {"top_k": None},
+        {"top_k": True}, {"top_p": "1"}, {"seed": -1}, {"seed": 1.5}, {"seed": None}, {"stop_ids": 5},
+        {"stop_ids": "12"}, {"stop_ids": [1.5]}, {"stop_ids": [None]},
+    ],
+)  # fmt: skip
+def test_an_option_of_a_wrong_kind_is_named_at_the_call(model: lab.Model, option: dict) -> None:
+    """Before any token is drawn."""
+    session = model.session(max_tokens=16)
+    session.feed(PROMPT)
+    with pytest.raises(lab.ArgumentError, match=next(iter(option))):
+        session.generate(1, **{"temperature": 1.0} | option)
+    assert session.ids == PROMPT
+
+
+def test_a_reset_under_generate_is_noticed_at_the_same_length(model: lab.Model) -> None:
+    """The other timeline is not continued in the name of the first."""
+    session = model.session(max_tokens=32)
+    session.feed(PROMPT)
+    tokens = session.generate(5, stop_ids=())
+    next(tokens)
+    session.reset()
+    session.feed([9] * (len(PROMPT) + 1))
+    with pytest.raises(lab.BusyError, match=r"reset\(\)"):
+        next(tokens)
+    assert len(session.ids) == len(PROMPT) + 1

@@ -524,3 +524,23 @@ def test_sessions_cannot_be_pickled_or_copied(model: lab.Model) -> None:
         with pytest.raises(TypeError, match="live engine memory"):
             attempt(session)
     assert "0 of 8 tokens" in repr(session)
+
+
+@pytest.mark.parametrize("capture", [None, 5, b"all", "routing\0more", "layers.*\ud800", ["all", "x\0"], "öutput"])
+def test_what_is_no_capture_is_refused_whole(model: lab.Model, capture) -> None:
+    """A text that only begins like a level is not that level."""
+    with pytest.raises(lab.ArgumentError, match="capture"):
+        model.session(capture=capture, max_tokens=4)
+
+
+def test_an_empty_capture_keeps_nothing(model: lab.Model) -> None:
+    """No pattern is the level "none", not the default, and the session says so."""
+    session, none = model.session(capture=[], max_tokens=4), model.session(capture="none", max_tokens=4)
+    assert list(session.tape) == list(none.tape) and session.capture == ("none",)
+
+
+@pytest.mark.parametrize("mode", [5, "\ud800", b"softmax"])
+def test_what_is_no_gate_mode_is_refused(model: lab.Model, mode) -> None:
+    """With a sentence, whatever its type."""
+    with pytest.raises(lab.ArgumentError, match="gate_mode"):
+        model.session(gate_mode=mode, max_tokens=4)
