@@ -53,14 +53,20 @@ def doctor(path: str | PathLike[str]) -> Report:
     """
     folder = Path(path)
     report = Report(folder)
-    if not folder.exists():
-        report.problems.append(f"there is nothing at {folder}")
+    try:
+        if not folder.exists():
+            report.problems.append(f"there is nothing at {folder}")
+            return report
+    except OSError as error:
+        report.problems.append(f"cannot look at {folder}: {error.strerror}")
         return report
-    if folder.is_file():
+    if not folder.is_dir():
         folder = folder.parent
-    _config(folder, report)
-    _weights(folder, report)
-    _tokenizer(folder, report)
+    for look in (_config, _weights, _tokenizer):
+        try:
+            look(folder, report)
+        except OSError as error:  # a name too long for the system, a folder that may not be listed
+            report.problems.append(f"cannot look at {error.filename or folder}: {error.strerror}")
     _opens(Path(path), report)
     return report
 

@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -52,9 +52,13 @@ class Model:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        if not self.path.exists():
+        try:
+            there = self.path.exists()
+        except OSError as error:  # a name too long, a folder that may not be searched
+            raise FileError(f"cannot read '{self.path}': {error.strerror}") from error
+        if not there:
             raise FileError(f"there is nothing at '{self.path}'{_neighbours(self.path)}")
-        self._engine = core.Model(os.fspath(self.path))
+        self._engine = core.Model(os.fsencode(self.path))  # names on disk are bytes, not always UTF-8
         fields = self._engine.fields()
         layers = [self._engine.layer(number) for number in range(int(fields["num_hidden_layers"] or 0))]
         self.config = Config(fields, layers)
@@ -79,9 +83,10 @@ class Model:
         names one.
         """
         for name in ("generation_config.json", "config.json"):
+            file = self.folder / name
             try:
-                value = json.loads((self.folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-            except (OSError, ValueError, AttributeError):
+                value = json.loads(file.read_text(encoding="utf-8") if file.is_file() else "{}").get("eos_token_id")
+            except (OSError, ValueError, AttributeError, RecursionError):
                 continue  # config.json was checked by the engine; the other file is optional
             ids = value if isinstance(value, list) else [value]
             if value is not None and all(type(i) is int for i in ids):
@@ -143,9 +148,9 @@ class Model:
         """A new timeline of tokens on this model.
 
         `capture`: "none", "routing" (logits, scores, ids, gates), "moe" (plus what goes into and out of experts),
-        "all", or a list of tap patterns. `max_tokens` reserves exactly that much; None takes the smaller of
-        `max_position_embeddings` and what half of the available memory holds. `threads` None: as many as affinity and
-        cgroup quota give. `gate_mode` None: the checkpoint's own rule; "softmax", "softmax_renormalised",
+        "all", or a list of tap patterns (an empty one is "none"). `max_tokens` reserves exactly that much; None takes
+        the smaller of `max_position_embeddings` and what half of the available memory holds. `threads` None: as many as
+        affinity and cgroup quota give. `gate_mode` None: the checkpoint's own rule; "softmax", "softmax_renormalised",
         "softmax_of_chosen" and "raw_logits" are for study.
 
         Raises ArgumentError for an unknown capture or gate mode, OutOfMemoryError with the bytes when it cannot fit.
@@ -154,7 +159,11 @@ class Model:
 
         limit = self.config.max_position_embeddings
         session = Session(
-            self, [capture] if isinstance(capture, str) else list(capture), threads, max_tokens, gate_mode
+            self,
+            list(capture) if isinstance(capture, Iterable) and not isinstance(capture, str) else [capture],
+            threads,
+            max_tokens,
+            gate_mode,
         )
         if max_tokens is not None and limit is not None and max_tokens > limit:
             warnings.warn(

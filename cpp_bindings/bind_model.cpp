@@ -40,6 +40,15 @@ static py::tuple layer(const Model &model, int64_t index)
     return py::make_tuple(info.is_moe, info.has_shared_expert, info.window);
 }
 
+// A name on disk is bytes; Python's own text for them goes back to the same bytes.
+static py::object path_text(const char *path)
+{
+    py::object text = py::reinterpret_steal<py::object>(PyUnicode_DecodeFSDefault(path));
+    if (!text)
+        throw py::error_already_set();
+    return text;
+}
+
 static py::tuple weights(const Model &model)
 {
     py::object make = py::module_::import("collections").attr("namedtuple")("Weight", "name shape dtype tensor file file_offset aligned");
@@ -49,7 +58,7 @@ static py::tuple weights(const Model &model)
         py::tuple shape(weight.array.n_dims);
         for (int d = 0; d < weight.array.n_dims; d++)
             shape[d] = weight.array.shape[d];
-        out[i] = make(weight.name, shape, numpy_dtype(weight.array.dtype), weight.tensor, weight.file, weight.file_offset, is_aligned(weight.array));
+        out[i] = make(weight.name, shape, numpy_dtype(weight.array.dtype), weight.tensor, path_text(weight.file), weight.file_offset, is_aligned(weight.array));
     }
     return out;
 }

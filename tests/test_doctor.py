@@ -123,3 +123,16 @@ def test_a_path_to_nothing_is_told_so(tmp_path: Path) -> None:
 def test_a_file_stands_for_its_folder(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "m")
     assert doctor(folder / "model.safetensors").ok
+
+
+def test_a_name_too_long_for_the_system_is_a_problem_and_no_error(tmp_path: Path) -> None:
+    """In the index, and as the path itself."""
+    folder = tiny_model(tmp_path / "m", sharded=True)
+    edit_index(folder, lambda names: names.update({"lm_head.weight": "x" * 400}))
+    for path in (folder, tmp_path / ("y" * 400)):
+        assert any("too long" in problem for problem in doctor(path).problems)
+
+
+def test_a_device_is_no_checkpoint_and_no_error() -> None:
+    """Its folder is looked at, as for a file."""
+    assert any("config.json is missing" in problem for problem in doctor("/dev/null").problems)

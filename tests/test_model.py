@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -326,3 +327,32 @@ def test_open_run_close_cycles_leave_memory_flat(cycles: int) -> None:
     )
     print(f"{cycles} cycles: {done.stdout.strip()} kB")
     assert int(done.stdout) < 4096
+
+
+def test_a_folder_whose_name_is_not_utf8_opens_runs_and_saves(folder: Path, tmp_path: Path) -> None:
+    """A name on disk is bytes; Python's text for them is taken and given back."""
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/odd-\xff\xfe"))
+    shutil.copytree(folder, odd)
+    model = lab.open(odd)
+    assert model.info["files"] == [str(odd / "model.safetensors")] and model.identity == lab.open(folder).identity
+    session = model.session(max_tokens=4)
+    session.feed([1, 2])
+    session.trace().save(tmp_path / "run.safetensors")
+    assert lab.load_trace(tmp_path / "run.safetensors").ids == [1, 2]
+    assert lab.doctor(odd).ok
+
+
+def test_a_path_too_long_for_the_system_is_refused_with_a_sentence() -> None:
+    """As a missing file is."""
+    with pytest.raises(lab.FileError, match="too long"):
+        lab.open("x" * 5000)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "nested"])
+def test_a_sick_generation_config_neither_hangs_nor_counts(folder: Path, kind: str) -> None:
+    """config.json then names the end tokens."""
+    if kind == "pipe":
+        os.mkfifo(folder / "generation_config.json")
+    else:
+        (folder / "generation_config.json").write_text("[" * 100_000)
+    assert lab.open(folder).end_ids == (2,)
