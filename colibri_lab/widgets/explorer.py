@@ -105,6 +105,8 @@ class RoutingExplorer(anywidget.AnyWidget):
         data = ExplorerData(trace)
         if data.layers and f"layers.{data.layers[0]}.moe.expert_ids" not in trace:
             raise NotCapturedError('no expert ids were captured; ask for them with model.session(capture="routing")')
+        if self._version and self._data is None:
+            return  # closed while the work was ending: let go of this trace as well
         old = dict(self.selection) if self._data is not None else {}
         self._data = data
         self._version += 1
@@ -337,7 +339,7 @@ class RoutingExplorer(anywidget.AnyWidget):
     # ---- without a kernel ----
 
     def to_html(self, path: str | PathLike[str]) -> Path:
-        """Writes the view as one self-contained page that makes no request; returns its path. Raises OSError when it
+        """Writes the view as one self-contained page that makes no request; returns its path. Raises FileError when it
         cannot be written.
         """
         return write_page(path, self._page())

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from colibri_lab.errors import FileError
 from colibri_lab.widgets._modules import join_modules, static_text
 
 __all__ = ["explorer_page", "write_page"]
@@ -80,8 +81,21 @@ render({{ model, el }});
 
 
 def write_page(path: str | os.PathLike[str], text: str) -> Path:
-    """Writes `text` under a temporary name beside `path` and renames it, so that no half-written page is ever seen."""
+    """Writes `text` under a temporary name beside `path` and renames it, so that no half-written page is ever seen.
+
+    Raises FileError when it cannot be written.
+    """
     target = Path(path)
+    if target.exists() and not target.is_file():  # a rename would put a file in the place of a device
+        raise FileError(f"cannot write the page to {target}: it is there and no regular file")
+    try:
+        _replace(target, text)
+    except OSError as error:
+        raise FileError(f"cannot write the page to {target}: {error.strerror or error}") from error
+    return target
+
+
+def _replace(target: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -93,4 +107,3 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     except BaseException:
         os.unlink(temporary)
         raise
-    return target

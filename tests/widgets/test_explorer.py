@@ -371,6 +371,14 @@ class TestLeavingNothingBehind:
         with pytest.raises(ColibriError, match="closed; make a new one"):
             _ = explorer.trace
 
+    def test_G2_closing_under_a_run_lets_go_of_what_the_run_brings(self) -> None:
+        """The run's last step ends after close; its trace is not shown, nor kept."""
+        session = FakeSession()
+        explorer = RoutingExplorer(session)
+        session.trace = lambda: explorer.close() or synthetic_trace(4, 8, 2, 3)  # type: ignore[method-assign,func-returns-value]
+        explorer.run("abc")
+        assert repr(explorer) == "<RoutingExplorer, closed>"
+
     def test_G2_a_cell_that_runs_thirty_times_keeps_one_widget(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each run closes what earlier runs of the same cell made; other cells and outside code are left alone."""
         running = ("cell-a", 0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from colibri_lab.errors import FileError
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.trace import Trace
 from colibri_lab.widgets.explorer import RoutingExplorer
@@ -80,3 +82,14 @@ def test_a_path_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: 
     with pytest.raises(OSError):
         explorer.to_html(tmp_path / "taken")
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A missing folder by the name that was asked for; a pipe stays a pipe."""
+    explorer = RoutingExplorer(synthetic_trace(2, 4, 1, 3))
+    with pytest.raises(FileError, match=r"no/view\.html: No such file"):
+        explorer.to_html(tmp_path / "no" / "view.html")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="no regular file"):
+        explorer.to_html(tmp_path / "pipe")
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"] and (tmp_path / "pipe").is_fifo()
