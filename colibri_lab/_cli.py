@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import os
 import platform
 import shutil
@@ -134,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from colibri_lab.errors import ColibriError
 
     options = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a sign gets its number, not an error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return int(options.run(options))
     except (ColibriError, OSError, ImportError) as error:

@@ -111,3 +111,10 @@ def test_without_a_command_the_notebooks_open() -> None:
     """`colibri-lab` alone is `colibri-lab lab`."""
     alone, named = _cli.parser().parse_args([]), _cli.parser().parse_args(["lab"])
     assert vars(alone) == vars(named)
+
+
+def test_a_terminal_without_unicode_gets_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs that it cannot show come as their numbers."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = colibri_lab("doctor", str(tmp_path), folder=tmp_path)
+    assert done.returncode == 1 and "\\u2717" in done.stdout and "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
  * Runs token ids through a model and prints, for every MoE layer and token, the chosen experts with their gates, then the largest
  * logits of the last token. --generate appends the most likely token N times. Uses the public header only. */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,7 +126,7 @@ static colibri_status print_layer(colibri_session *s, int64_t layer, const int32
     return status;
 }
 
-/* Prints the largest logits, ties to the lower id; *best is the first. */
+/* Prints the largest logits, ties to the lower id; *best is the first, or -1 when NaN or infinity leaves none to choose. */
 static colibri_status print_logits(colibri_session *s, int32_t *best, colibri_message *message)
 {
     colibri_array logits;
@@ -149,9 +150,12 @@ static colibri_status print_logits(colibri_session *s, int32_t *best, colibri_me
     for (int64_t i = 0; i < n; i++)
         printf("  %lld %.6g", (long long)top[i], (double)value[top[i]]);
     printf("\n");
-    *best = (int32_t)top[0];
+    colibri_census counts;
+    status = colibri_array_census(&logits, &counts, message);
+    bool chosen = status == COLIBRI_OK && counts.n_nan == 0 && isfinite(value[top[0]]);
+    *best = chosen ? (int32_t)top[0] : -1;
     colibri_lease_release(lease);
-    return COLIBRI_OK;
+    return status;
 }
 
 static colibri_status run_pass(colibri_model *m, colibri_session *s, const int32_t *ids, int64_t n, int32_t *next,
@@ -181,6 +185,11 @@ static colibri_status run(const arguments *a, colibri_message *message)
         status = run_pass(m, s, a->ids, a->n_ids, &next, message);
     for (int64_t i = 0; i < a->generate && status == COLIBRI_OK; i++) {
         int32_t id = next;
+        if (id < 0) {
+            snprintf(message->text, sizeof message->text, "the logits hold NaN or infinity, so no token can be chosen");
+            status = COLIBRI_ERROR_ARGUMENT;
+            break;
+        }
         printf("token %lld: %ld\n", (long long)(a->n_ids + i), (long)id);
         if (i + 1 < a->generate)
             status = run_pass(m, s, &id, 1, &next, message);
@@ -200,5 +209,9 @@ int main(int argc, char **argv)
         failed = 1;
     }
     free(a.ids);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "colibri_cli: the output cannot be written\n");
+        failed = 1;
+    }
     return failed;
 }

@@ -91,11 +91,23 @@ static void test_an_id_outside_the_vocabulary_is_refused(void)
     CHECK(out.status == 1 && strstr(out.text, "token id 50 at index 1") != NULL);
 }
 
+static void test_output_that_cannot_be_written_is_a_failure(void)
+{
+    tiny_checkpoint t = tiny_mixtral();
+    char arguments[512];
+    tiny_checkpoint_write(&t);
+    snprintf(arguments, sizeof arguments, "'%s' --ids 1 > /dev/full", t.folder);
+    outcome out = run(arguments);
+    tiny_checkpoint_remove(&t);
+    CHECK(out.status == 1);
+}
+
 int main(void)
 {
     RUN(test_it_prints_experts_and_gates_of_every_moe_layer_and_the_largest_logits);
     RUN(test_a_wrong_path_is_named_and_the_program_ends_with_1);
     RUN(test_wrong_arguments_are_named_and_the_usage_is_shown);
     RUN(test_an_id_outside_the_vocabulary_is_refused);
+    RUN(test_output_that_cannot_be_written_is_a_failure);
     return 0;
 }
