@@ -69,11 +69,13 @@ $(FILE_LIST): FORCE | $(BIN)/python
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 $(VENV)/stamps/package: $(BUILD_INPUTS) $(FILE_LIST) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	@echo "colibri-lab: compiling the engine and installing what it needs (a minute or two)"
+	@$(BIN)/python -m pip install --quiet --editable .
 	@mkdir -p $(@D) && touch $@
 
 $(VENV)/stamps/%: pyproject.toml | $(VENV)/stamps/package
-	$(BIN)/python tools/install_extra.py $*
+	@echo "colibri-lab: installing what \"$*\" asks for in pyproject.toml"
+	@$(BIN)/python tools/install_extra.py $*
 	@touch $@
 
 $(abspath $(BIN))/cmake: | $(BIN)/python

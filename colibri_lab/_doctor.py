@@ -36,7 +36,9 @@ class Report:
         return not self.problems
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: {'healthy' if self.ok else f'{len(self.problems)} problems'}"]
+        count = len(self.problems)
+        verdict = f"{count} problem{'s' * (count > 1)}" if count else "healthy"
+        lines = [f"{self.path}: {verdict}"]
         for mark, sentences in (("✗", self.problems), ("!", self.notes), ("·", self.facts)):
             lines += [f"  {mark} {sentence}" for sentence in sentences]
         return "\n".join(lines)

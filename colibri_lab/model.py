@@ -221,7 +221,9 @@ def _elements(weight: core.Weight) -> int:
 
 
 def _neighbours(path: Path) -> str:
-    """The end of a sentence about a missing path: what lies nearby under a similar name."""
+    """The end of a sentence about a missing path: what lies nearby under a similar name, or that a name on a hub is no
+    folder.
+    """
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -232,12 +234,12 @@ def _neighbours(path: Path) -> str:
     except OSError:
         return ""
     wanted = path.relative_to(folder).parts[0]
-    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5) or names[:3]
-    return (
-        f"; near it there is {' or '.join(repr(str(folder / name)) for name in close)}"
-        if close
-        else f"; '{folder}' is empty"
-    )
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    if not close and len(path.parts) == 2 and not path.is_absolute() and not path.parent.exists():
+        return "; if it is a model's name on a hub, download it to a folder first: lab.open reads local files only"
+    if not close and folder == path.parent:
+        close = names[:3]
+    return f"; near it there is {' or '.join(repr(str(folder / name)) for name in close)}" if close else ""
 
 
 def _resident(files: Sequence[str]) -> int:

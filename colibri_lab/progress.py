@@ -48,6 +48,7 @@ def shown(progress: Progress, total: int, unit: str, label: str) -> Iterator[Cal
         yield report
     finally:
         if bar is not None:
+            bar.total = bar.n  # in a notebook tqdm keeps a bar that is short of its total, in red, as a failure
             bar.close()
 
 

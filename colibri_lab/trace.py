@@ -182,8 +182,9 @@ class Trace(Mapping[str, Array]):
         moe, every = len(self.moe_layers), len(self.layers)
         layers = f"{every} layers" if moe == every else f"{every} layers, {moe} with experts"
         edited = f", {len(self.edits)} edits" if self.edits else ""
+        passes = f"{len(self.passes)} pass{'es' * (len(self.passes) != 1)}"
         return (
-            f"<Trace of {len(self.ids)} tokens in {len(self.passes)} passes: {self.meta['model_type']}, {layers}, "
+            f"<Trace of {len(self.ids)} tokens in {passes}: {self.meta['model_type']}, {layers}, "
             f"{self.num_experts} experts, {self.top_k} chosen, {len(self)} arrays{edited}>"
         )
 

@@ -95,7 +95,8 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
     """Relative links of the documentation point at files of the repository."""
     for name, text in texts().items():
         if name.endswith(".md"):
-            for target in re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
+            prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)  # code may look like a link
+            for target in re.findall(r"\]\(([^)#\s]+)", prose) + re.findall(r'(?:src|srcset)="([^"]+)"', prose):
                 if not target.startswith(("http", "mailto:")):
                     assert (ROOT / name).parent.joinpath(target).exists(), (name, target)
 

@@ -57,6 +57,14 @@ def test_a_wrong_path_is_told_what_lies_nearby(tmp_path: Path, folder: Path) -> 
         lab.open(tmp_path / "deep" / "down" / "here")
 
 
+def test_a_name_on_a_hub_is_told_that_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`owner/name` is no folder here, and what happens to lie in the current folder is no help."""
+    monkeypatch.chdir(tmp_path)
+    tiny_model(tmp_path / "tiny")
+    with pytest.raises(lab.FileError, match=r"nothing at 'owner/some-moe'; .*download it to a folder first"):
+        lab.open("owner/some-moe")
+
+
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     """There is nothing to open in it, and the sentence says so."""
     (tmp_path / "empty").mkdir()

@@ -293,14 +293,14 @@ class FakeBar:
     made: list[FakeBar]
 
     def __init__(self, total: int, unit: str, label: str, elapsed: float) -> None:
-        self.total, self.label, self.n, self.closed = total, label, 0, False
+        self.total, self.label, self.n, self.closed, self.size = total, label, 0, False, total
         self.made.append(self)
 
     def update(self, n: int) -> None:
         self.n += n
 
     def close(self) -> None:
-        self.closed = True
+        self.closed, self.short = True, self.n < self.total
 
 
 @pytest.fixture
@@ -327,8 +327,21 @@ def test_a_bar_appears_only_for_long_calls_and_when_wanted(
     session.feed(IDS, progress=True)
     progress.show_progress(True)
     list(session.generate(3, stop_ids=()))
-    assert [(bar.total, bar.label, bar.closed) for bar in bars] == [(10, "prefill", True), (3, "generate", True)]
+    assert [(bar.size, bar.label, bar.closed) for bar in bars] == [(10, "prefill", True), (3, "generate", True)]
     assert bars[1].n == 3
+
+
+def test_a_bar_is_never_closed_short_of_its_total(bars: list[FakeBar], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebooks would keep it, in red, as if the pass had failed: so whether the work ended early or not at all."""
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    with progress.shown(True, 40, "tokens", "prefill") as report:
+        assert report is not None
+        report(0.75)
+    with pytest.raises(KeyboardInterrupt), progress.shown(True, 40, "tokens", "generate") as report:
+        assert report is not None
+        report(0.5)
+        raise KeyboardInterrupt
+    assert [(bar.n, bar.closed, bar.short) for bar in bars] == [(30, True, False), (20, True, False)]
 
 
 def test_the_real_bar_writes_and_goes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

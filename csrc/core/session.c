@@ -187,8 +187,8 @@ static colibri_status check_ids(const session *s, const int32_t *ids, int64_t n,
     if (n > s->layout.max_tokens - s->n_tokens)
         return fail(
             message, COLIBRI_ERROR_CAPACITY,
-            "%lld more tokens after %lld do not fit into max_tokens=%lld; open a session with a larger max_tokens, or truncate",
-            (long long)n, (long long)s->n_tokens, (long long)s->layout.max_tokens);
+            "no room for %lld more token%s after %lld (max_tokens=%lld); open a session with a larger max_tokens, or truncate",
+            (long long)n, n == 1 ? "" : "s", (long long)s->n_tokens, (long long)s->layout.max_tokens);
     return model_data_check_files(s->model, message);
 }
 

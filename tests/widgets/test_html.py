@@ -76,7 +76,7 @@ def test_an_empty_trace_makes_a_page(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     """The folder must exist; a directory in the way stays."""
     explorer = RoutingExplorer(synthetic_trace(2, 4, 1, 3))
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match=r"cannot write the page to .*/missing/view\.html: No such file"):
         explorer.to_html(tmp_path / "missing" / "view.html")
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError):
