@@ -12,6 +12,7 @@ from typing import Any
 from colibri_lab.errors import ColibriError
 from colibri_lab.sniff import not_safetensors
 from colibri_lab.tokenizer import Tokenizer
+from colibri_lab.trace_file import is_trace
 
 __all__ = ["Report", "doctor"]
 
@@ -63,6 +64,9 @@ def doctor(path: str | PathLike[str]) -> Report:
         report.problems.append(f"cannot look at {folder}: {error.strerror}")
         return report
     if not folder.is_dir():
+        if is_trace(folder):
+            report.problems.append(f"{folder} is a trace of a run, not a checkpoint; lab.load_trace reads it")
+            return report
         folder = folder.parent
     for look in (_config, _weights, _tokenizer):
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from colibri_lab._engine import core
 from colibri_lab._paths import TapTable
 from colibri_lab.config import Config
-from colibri_lab.errors import BusyError, FileError
+from colibri_lab.errors import BusyError, FileError, FormatError
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
@@ -58,7 +58,13 @@ class Model:
             raise FileError(f"cannot read '{self.path}': {error.strerror}") from error
         if not there:
             raise FileError(f"there is nothing at '{self.path}'{_neighbours(self.path)}")
-        self._engine = core.Model(os.fsencode(self.path))  # names on disk are bytes, not always UTF-8
+        try:
+            self._engine = core.Model(os.fsencode(self.path))  # names on disk are bytes, not always UTF-8
+        except (FileError, FormatError) as error:
+            other = _other_file(self.path)
+            if other is None:
+                raise
+            raise FormatError(other) from error
         fields = self._engine.fields()
         layers = [self._engine.layer(number) for number in range(int(fields["num_hidden_layers"] or 0))]
         self.config = Config(fields, layers)
@@ -220,11 +226,28 @@ def _elements(weight: core.Weight) -> int:
     return count
 
 
+def _other_file(path: Path) -> str | None:
+    """What a file is that was opened as a model and is none, and what to do instead; None for a folder or weights."""
+    from colibri_lab.trace_file import is_trace  # here: a path that opens has no need of it
+
+    if not path.is_file() or path.name.endswith(".safetensors.index.json"):
+        return None
+    if is_trace(path):
+        return f"'{path}' is a trace of a run, not a model: lab.load_trace('{path}') reads it"
+    whole = (path.parent / "config.json").is_file()
+    if path.suffix == ".safetensors" and whole:
+        return None  # the engine's sentence names what is wrong in it
+    folder = f"open the folder: lab.open('{path.parent}')" if whole else "no config.json lies beside it; open a folder"
+    return f"'{path}' alone is no model, which needs config.json and its weights: {folder}"
+
+
 def _neighbours(path: Path) -> str:
     """The end of a sentence about a missing path: what lies nearby under a similar name, or that a name on a hub is no
     folder.
     """
     folder = path.parent
+    if (folder / "config.json").is_file():
+        return f"; a checkpoint is opened by its folder: lab.open('{folder}')"
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     try:

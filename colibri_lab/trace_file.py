@@ -29,7 +29,7 @@ from colibri_lab.errors import ArgumentError, FileError, FormatError, Unsupporte
 from colibri_lab.sniff import not_safetensors
 from colibri_lab.trace import Trace, check_values
 
-__all__ = ["FORMAT_VERSION", "load_trace", "quiet", "save_trace"]
+__all__ = ["FORMAT_VERSION", "is_trace", "load_trace", "quiet", "save_trace"]
 
 Array = NDArray[Any]
 
@@ -216,6 +216,14 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     except (FormatError, ArgumentError) as error:
         raise FormatError(f"{file}: {error}") from error
     return trace
+
+
+def is_trace(path: str | PathLike[str]) -> bool:
+    """Whether a file says of itself that it is a trace, sound or not; False for one that is no safetensors file."""
+    try:
+        return _mapped(Path(path))[1].get("format") == FORMAT
+    except (FileError, FormatError):
+        return False
 
 
 def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], memoryview]:

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from checkpoints import read_safetensors
 
 import colibri_lab as lab
-from colibri_lab.testing import tiny_model
+from colibri_lab.testing import synthetic_trace, tiny_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,6 +64,33 @@ def test_a_name_on_a_hub_is_told_that_nothing_is_downloaded(tmp_path: Path, monk
     tiny_model(tmp_path / "tiny")
     with pytest.raises(lab.FileError, match=r"nothing at 'owner/some-moe'; .*download it to a folder first"):
         lab.open("owner/some-moe")
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_trace_opened_as_a_model_is_told_to_be_a_trace(tmp_path: Path, folder: Path, beside: bool) -> None:
+    """Alone, and where a config.json lies beside it; doctor says the same."""
+    run = (folder if beside else tmp_path) / "run.safetensors"
+    synthetic_trace(2, 4, 2, 5).save(run)
+    with pytest.raises(lab.FormatError, match=r"run\.safetensors' is a trace of a run.*lab\.load_trace\("):
+        lab.open(run)
+    assert any("load_trace" in problem for problem in lab.doctor(run).problems)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "pytorch_model.bin", "model.safetensors"])
+def test_a_single_file_of_a_checkpoint_is_told_the_folder(tmp_path: Path, name: str) -> None:
+    """Whether the file is there and holds no weights, or is missing where the weights are in shards."""
+    folder = tiny_model(tmp_path / "m", sharded=True)
+    if name in ("tokenizer.json", "pytorch_model.bin"):
+        (folder / name).write_text("{}")
+    with pytest.raises(lab.ColibriError, match=re.escape(f"lab.open('{folder}')")):
+        lab.open(folder / name)
+
+
+def test_weights_without_a_config_are_told_what_a_model_needs(tmp_path: Path, folder: Path) -> None:
+    """The file is named, and what should lie beside it."""
+    shutil.copy(folder / "model.safetensors", tmp_path / "weights.safetensors")
+    with pytest.raises(lab.FormatError, match=r"weights\.safetensors' alone is no model.*no config\.json"):
+        lab.open(tmp_path / "weights.safetensors")
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
