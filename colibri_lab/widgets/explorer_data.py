@@ -65,10 +65,14 @@ class ExplorerData:
 
     def values(self, layer: int) -> Array | None:
         """(T, E) float32, the numbers the choice was made on (see the module), or None when the trace has none."""
-        return self._optional(layer, "scores" if self.by_score(layer) else "router_logits")
+        return self._optional(layer, "scores" if self.by_score[layer] else "router_logits")
 
-    def by_score(self, layer: int) -> bool:
-        """Whether `values` are selection scores because logits would rank the experts differently."""
+    @cached_property
+    def by_score(self) -> list[bool]:
+        """Of each layer, whether `values` are selection scores because logits would rank the experts differently."""
+        return [self._ranked_by_score(layer) for layer in range(len(self.layers))]
+
+    def _ranked_by_score(self, layer: int) -> bool:
         logits, scores = self._optional(layer, "router_logits"), self._optional(layer, "scores")
         if logits is None or scores is None:
             return logits is None and scores is not None
@@ -135,7 +139,7 @@ class ExplorerData:
         return {
             "tokens": self.tokens, "experts": self.experts, "top_k": self.top_k, "layers": self.layers,
             "texts": list(self.trace.texts),
-            "by_score": [self.by_score(layer) for layer in range(len(self.layers))],
+            "by_score": self.by_score,
             "every_value": self.every_value, "gate_top": self.gate_top,
             "gates": bool(self.layers) and self._optional(0, "gates") is not None,
         }  # fmt: skip

@@ -4,12 +4,15 @@ the two equal).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EXPERTS", "INK", "INK2", "LINE", "NO_SLOT", "SELECTION", "SUNK", "expert_colours", "ink_on"]
+from colibri_lab.widgets._modules import static_text
+
+__all__ = ["EXPERTS", "INK", "INK2", "LINE", "NO_SLOT", "SELECTION", "SUNK", "cividis", "expert_colours", "ink_on"]
 
 EXPERTS = ("#1077b8", "#9b5815", "#085336", "#cb7188", "#399eb7", "#8f8c3b", "#431e7b", "#636a78")
 """Blue, brown-orange, green, rose, sky, olive-gold, violet, slate."""
@@ -32,8 +35,15 @@ def expert_colours(load: NDArray[np.unsignedinteger]) -> list[str]:
     return colours
 
 
-def ink_on(colour: str | Sequence[float]) -> str:
-    """Black or white, whichever keeps 4.5 : 1 on a colour (hex, or red, green, blue in 0 … 1)."""
-    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] if isinstance(colour, str) else list(colour)[:3]
+def ink_on(colour: str) -> str:
+    """Black or white, whichever keeps 4.5 : 1 on a colour."""
+    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
     return "#111111" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.19 else "#ffffff"
+
+
+@cache
+def cividis() -> NDArray[np.uint8]:
+    """(256, 3), red, green and blue from dark to bright: the table of `palette.js`, which is written once, there."""
+    table = "".join(re.findall(r'^  "([0-9a-f]+)"', static_text("explorer", "palette.js"), flags=re.MULTILINE))
+    return np.frombuffer(bytes.fromhex(table), np.uint8).reshape(256, 3)

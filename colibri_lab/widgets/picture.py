@@ -4,15 +4,18 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.widgets.explorer_data import UNRANKED, UNRECORDED, ExplorerData
-from colibri_lab.widgets.palette import INK, INK2, NO_SLOT, SELECTION, SUNK, expert_colours, ink_on
+from colibri_lab.widgets.palette import INK, INK2, NO_SLOT, SELECTION, SUNK, cividis, expert_colours, ink_on
 
 __all__ = ["explorer_png", "explorer_text", "visible"]
 
@@ -77,9 +80,9 @@ def explorer_png(data: ExplorerData, selection: Selection, title: str) -> bytes:
     row = max(2, min(22, _MAPS_TALL // max(1, data.experts)))
     top = 66 + _LINE * len(lines) + 30
     sheet = _Sheet(top - 20 if token is None else top + row * data.experts + 40)
-    sheet.text(_EDGE, 18, "Routing Explorer", size=11, bold=True)
+    sheet.text(_EDGE, 18, "Routing Explorer", size=15, bold=True)
     sheet.text(_EDGE + 150, 18, title, colour=INK2)
-    sheet.text(_EDGE, 46, words[1], size=10.5)
+    sheet.text(_EDGE, 46, words[1], size=15)
     if layer is not None and token is not None:
         at = data.layers.index(layer)
         colours = expert_colours(data.load[at])
@@ -91,20 +94,15 @@ def explorer_png(data: ExplorerData, selection: Selection, title: str) -> bytes:
 
 
 class _Sheet:
-    """One figure with one coordinate system, pixels from the top left. Rectangles are gathered, because one artist each
-    is slow.
+    """One picture with one coordinate system, pixels from the top left. Drawn with Pillow, for the first view of a
+    notebook waits for it, and loading matplotlib takes longer than everything else together.
     """
 
     def __init__(self, height: int) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from PIL import Image, ImageDraw
 
-        self.figure = Figure(figsize=(_WIDTH / 100, height / 100), dpi=100, facecolor="white")
-        FigureCanvasAgg(self.figure)
-        self.axes = self.figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(height, 0))
-        self.axes.axis("off")
-        self._filled: list[tuple[tuple[float, float, float, float], Any]] = []
-        self._framed: list[tuple[float, float, float, float]] = []
+        self._image = Image.new("RGB", (_WIDTH, height), "white")
+        self._draw = ImageDraw.Draw(self._image, "RGBA")
 
     def text(
         self,
@@ -112,55 +110,61 @@ class _Sheet:
         y: float,
         words: str,
         *,
-        size: float = 9,
+        size: int = 12,
         colour: str = INK,
         align: str = "left",
         bold: bool = False,
         mono: bool = False,
     ) -> None:
-        """One line, centred on `y`. Dollar signs are no formula here."""
-        self.axes.text(
-            x, y, words.replace("␣", "·").replace("␍", "↵"), fontsize=size, color=colour, ha=align, va="center",
-            fontweight="bold" if bold else "normal", family="monospace" if mono else None, parse_math=False,
-        )  # fmt: skip
+        """One line, centred on `y`; `size` in pixels."""
+        name = "DejaVuSansMono" if mono else "DejaVuSans-Bold" if bold else "DejaVuSans"
+        anchor = {"left": "lm", "center": "mm", "right": "rm"}[align]
+        shown = words.replace("␣", "·").replace("␍", "↵")  # not in the font for code
+        self._draw.text((x, y), shown, fill=colour, font=_font(name, size), anchor=anchor)
 
-    def fill(self, x: float, y: float, w: float, h: float, colour: Any) -> None:
-        """A filled rectangle; `colour` as matplotlib takes it."""
-        self._filled.append(((x, y, w, h), colour))
+    def fill(self, x: float, y: float, w: float, h: float, colour: str, alpha: float = 1.0) -> None:
+        """A filled rectangle, at least one pixel wide and high."""
+        left, top = round(x), round(y)
+        corner = max(left, round(x + w) - 1), max(top, round(y + h) - 1)
+        self._draw.rectangle((left, top, *corner), fill=colour + f"{round(255 * alpha):02x}")
 
     def frame(self, x: float, y: float, w: float, h: float) -> None:
         """An outline in the selection's colour."""
-        self._framed.append((x, y, w, h))
+        self._draw.rectangle((round(x), round(y), round(x + w) - 1, round(y + h) - 1), outline=SELECTION, width=2)
+
+    def dashes(self, x: float, top: float, bottom: float) -> None:
+        """A dashed upright line."""
+        for y in range(round(top), round(bottom), 5):
+            self.fill(x, y, 1, 3, INK)
 
     def image(self, x: float, y: float, w: float, h: float, cells: NDArray[Any], low: float, high: float) -> None:
         """Cells on the cividis scale, strong is dark; NaN cells are left open."""
-        self.axes.imshow(
-            np.ma.masked_invalid(cells),
-            cmap="cividis_r",
-            vmin=low,
-            vmax=high,
-            extent=(x, x + w, y + h, y),
-            aspect="auto",
-            interpolation="nearest",
-            zorder=1,
-        )
+        from PIL import Image
+
+        open_cells = np.isnan(cells)
+        strength = np.clip((np.where(open_cells, low, cells) - low) / (high - low), 0, 1)
+        colours = cividis()[255 - np.round(255 * strength).astype(np.intp)]
+        pixels = np.dstack([colours, np.where(open_cells, 0, 255).astype(np.uint8)])
+        picture = Image.fromarray(pixels).resize((max(1, round(w)), max(1, round(h))), Image.Resampling.NEAREST)
+        self._image.paste(picture, (round(x), round(y)), picture)
 
     def png(self) -> bytes:
         """The sheet as a PNG file's bytes."""
-        from matplotlib.collections import PatchCollection
-        from matplotlib.patches import Rectangle
-
-        boxes = [Rectangle((x, y), w, h) for (x, y, w, h), _ in self._filled]
-        self.axes.add_collection(
-            PatchCollection(boxes, facecolors=[c for _, c in self._filled], edgecolors="none", zorder=0), autolim=False
-        )
-        frames = [Rectangle((x, y), w, h) for x, y, w, h in self._framed]
-        self.axes.add_collection(
-            PatchCollection(frames, facecolors="none", edgecolors=SELECTION, linewidths=1.5, zorder=3), autolim=False
-        )
         out = io.BytesIO()
-        self.figure.savefig(out, format="png", pil_kwargs={"compress_level": 4})
+        self._image.save(out, format="PNG", compress_level=4)
         return out.getvalue()
+
+
+@lru_cache
+def _font(name: str, size: int) -> Any:
+    """A font that matplotlib ships (found without importing it); Pillow's own where it is not there."""
+    from PIL import ImageFont
+
+    package = find_spec("matplotlib")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        with contextlib.suppress(OSError):
+            return ImageFont.truetype(f"{folder}/mpl-data/fonts/ttf/{name}.ttf", size)
+    return ImageFont.load_default(size)
 
 
 def _text_lines(data: ExplorerData, token: int) -> list[list[tuple[int, str, float]]]:
@@ -202,10 +206,10 @@ def _draw_text(
         x, y = float(_EDGE), 66 + _LINE * i
         for t, word, width in line:
             expert = int(ids[t, 0])
-            sheet.fill(x, y, width, 18, (colour[expert], 0.24))
+            sheet.fill(x, y, width, 18, colour[expert], 0.24)
             sheet.fill(x, y + 17, width, 3, colour[int(ids[t, second])])
-            sheet.text(x + width / 2, y + 9, word, mono=True, align="center", size=8.5)
-            sheet.text(x + width / 2, y + 27, str(expert) if expert >= 0 else "?", align="center", size=8)
+            sheet.text(x + width / 2, y + 9, word, mono=True, align="center", size=12)
+            sheet.text(x + width / 2, y + 27, str(expert) if expert >= 0 else "?", align="center", size=11)
             if t == token:
                 sheet.frame(x, y - 1, width, 35)
             x += width + 2
@@ -214,7 +218,7 @@ def _draw_text(
 def _expert_axis(sheet: _Sheet, data: ExplorerData, x: float, top: float, row: int) -> None:
     step = max(1, 2 ** int(np.ceil(np.log2(16 / row))))
     for expert in range(0, data.experts, step):
-        sheet.text(x - 6, top + (expert + 0.5) * row, str(expert), colour=INK2, align="right", size=8.5)
+        sheet.text(x - 6, top + (expert + 0.5) * row, str(expert), colour=INK2, align="right", size=11)
 
 
 def _draw_load(sheet: _Sheet, data: ExplorerData, at: int, top: float, row: int) -> None:
@@ -234,17 +238,16 @@ def _draw_load(sheet: _Sheet, data: ExplorerData, at: int, top: float, row: int)
             str(data.layers[i]),
             colour=INK2,
             align="center",
-            size=8.5,
+            size=12,
         )
     if cell >= 22 and row >= 14:
-        from matplotlib import colormaps
-
-        ramp = colormaps["cividis_r"]
+        colours = ["#" + rgb.tobytes().hex() for rgb in cividis()[::-1]]
         for i in range(len(data.layers)):
             for expert in range(data.experts):
                 n = int(data.load[i, expert])
-                ink = ink_on(ramp(min(1.0, share[expert, i] / high))) if n else INK
-                sheet.text(x + (i + 0.5) * cell, top + (expert + 0.5) * row, str(n), colour=ink, align="center", size=8)
+                ink = ink_on(colours[round(255 * min(1.0, share[expert, i] / high))]) if n else INK
+                middle = x + (i + 0.5) * cell, top + (expert + 0.5) * row
+                sheet.text(*middle, str(n), colour=ink, align="center", size=11)
     sheet.frame(x + at * cell, top - 1, cell, row * data.experts + 2)
 
 
@@ -269,9 +272,9 @@ def _draw_tokens(sheet: _Sheet, data: ExplorerData, at: int, token: int, top: fl
     odd = f" · × no ranking ({len(strange)})" if len(strange) else ""
     sheet.text(x, top - 14, f"Layer {data.layers[at]}: token × expert, gate strength{cut}{odd}", bold=True)
     _expert_axis(sheet, data, x, top, row)
-    step = next(s for s in (1, 2, 5, 10, 20, 50) if s * cell >= 30)
+    step = next(s for s in (1, 2, 5, 10, 20, 50) if s * cell >= 42)
     for t in range(-(-start // step) * step, start + shown, step):
-        sheet.text(x + (t - start + 0.5) * cell, top + tall + 11, str(t), colour=INK2, align="center", size=8.5)
+        sheet.text(x + (t - start + 0.5) * cell, top + tall + 11, str(t), colour=INK2, align="center", size=11)
     sheet.frame(x + (token - start) * cell, top - 1, cell, tall + 2)
 
 
@@ -283,12 +286,11 @@ def _draw_bars(sheet: _Sheet, data: ExplorerData, at: int, top: float, row: int,
     thick = 12 if row >= 16 else 0.8 * row
     sheet.text(x, top - 14, f"Load, layer {data.layers[at]}", bold=True)
     for expert in range(data.experts):
-        sheet.fill(x, top + (expert + 0.5) * row - thick / 2, share[expert] * scale, thick, colours[expert])
+        if share[expert]:
+            sheet.fill(x, top + (expert + 0.5) * row - thick / 2, share[expert] * scale, thick, colours[expert])
         if row >= 14:
             sheet.text(
-                _WIDTH - _EDGE, top + (expert + 0.5) * row, f"{100 * share[expert]:.0f} %", align="right", size=8.5
+                _WIDTH - _EDGE, top + (expert + 0.5) * row, f"{100 * share[expert]:.0f} %", align="right", size=12
             )
-    sheet.axes.vlines(
-        x + chance * scale, top - 3, top + row * data.experts + 3, colors=INK, linewidth=1, linestyles=(0, (3, 2))
-    )
-    sheet.text(x, top + row * data.experts + 11, f"chance {100 * chance:.2g} %", size=8.5)
+    sheet.dashes(x + chance * scale, top - 3, top + row * data.experts + 3)
+    sheet.text(x, top + row * data.experts + 11, f"chance {100 * chance:.2g} %", size=12)

@@ -99,11 +99,11 @@ def test_a_biased_choice_is_shown_by_its_scores() -> None:
     logits = np.array([[3, 2, 1, 0]] * 3, np.float32)
     scores = np.array([[0.1, 0.2, 0.9, 0.3]] * 3, np.float32)
     data = ed.ExplorerData(altered(trace, router_logits=logits, scores=scores, expert_ids=np.full((3, 1), 2, np.int32)))
-    assert data.by_score(0)
+    assert data.by_score[0]
     block = data.block(0)
     assert np.array_equal(block["values"], scores)
     np.testing.assert_allclose(block["margin"], 0.6, rtol=1e-6)
-    assert not ed.ExplorerData(trace).by_score(0), "softmax keeps the order of the logits"
+    assert not ed.ExplorerData(trace).by_score[0], "softmax keeps the order of the logits"
 
 
 def test_what_was_not_recorded_is_said_not_invented() -> None:

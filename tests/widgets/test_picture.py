@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 from pathlib import Path
@@ -14,6 +17,8 @@ import colibri_lab
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.widgets.explorer import RoutingExplorer
 from colibri_lab.widgets.picture import explorer_text, visible
+
+SOURCE = Path(colibri_lab.__file__).parents[1]
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -36,6 +41,14 @@ def test_the_bundle_has_a_picture_three_lines_and_the_live_view(shape: tuple[int
     assert pixels(bundle["image/png"])[0] == 1200
     assert bundle["text/plain"].count("\n") == 2
     assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_the_picture_does_not_wait_for_matplotlib() -> None:
+    """Loading it would take longer than the whole first view."""
+    code = """import sys, colibri_lab as lab
+lab.RoutingExplorer(lab.testing.synthetic_trace(6, 8, 2, 40))._repr_mimebundle_()
+assert "matplotlib" not in sys.modules"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(SOURCE)})
 
 
 def test_the_text_says_where_what_and_the_busiest() -> None:
@@ -86,7 +99,7 @@ def test_nbconvert_shows_the_picture_without_any_script(tmp_path: Path, monkeypa
     from nbconvert import HTMLExporter
 
     code = "import colibri_lab as lab\nlab.RoutingExplorer(lab.testing.synthetic_trace(6, 8, 2, 40))"
-    monkeypatch.setenv("PYTHONPATH", str(Path(colibri_lab.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tools that run it, not ours
