@@ -9,7 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from colibri_lab.errors import ColibriError
+from colibri_lab._files import local_path, must_exist
+from colibri_lab.errors import ColibriError, FileError
 from colibri_lab.sniff import not_safetensors
 from colibri_lab.tokenizer import Tokenizer
 from colibri_lab.trace_file import is_trace
@@ -54,14 +55,12 @@ def doctor(path: str | PathLike[str]) -> Report:
     files (present, complete against the index, sound headers, no Git LFS pointers or web pages in their place), pickles
     (never opened), the tokenizer; then asks lab.open. Raises nothing for a sick checkpoint: all is in the report.
     """
-    folder = Path(path)
+    folder = local_path(path)
     report = Report(folder)
     try:
-        if not folder.exists():
-            report.problems.append(f"there is nothing at {folder}")
-            return report
-    except OSError as error:
-        report.problems.append(f"cannot look at {folder}: {error.strerror}")
+        must_exist(folder)
+    except FileError as error:
+        report.problems.append(str(error))
         return report
     if not folder.is_dir():
         if is_trace(folder):
@@ -73,7 +72,7 @@ def doctor(path: str | PathLike[str]) -> Report:
             look(folder, report)
         except OSError as error:  # a name too long for the system, a folder that may not be listed
             report.problems.append(f"cannot look at {error.filename or folder}: {error.strerror}")
-    _opens(Path(path), report)
+    _opens(report.path, report)
     return report
 
 

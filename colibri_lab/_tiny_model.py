@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab._files import local_path
 from colibri_lab.errors import ArgumentError, nearest
 
 Array = NDArray[Any]
@@ -127,7 +128,7 @@ def tiny_model(
         rope={"rope_theta": 10000.0, "rope_type": "default"} | (rope or {}),
     )
     recipe.check()
-    path = Path(folder)
+    path = local_path(folder)
     path.mkdir(parents=True, exist_ok=True)
     settings = json.dumps(_settings(recipe) | (config or {}), indent=2, sort_keys=True)
     (path / "config.json").write_text(settings + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 
+from colibri_lab._files import local_path, must_exist
 from colibri_lab.errors import FileError
 
 __all__ = ["model_identity"]
@@ -24,9 +25,10 @@ def model_identity(files: Iterable[str | PathLike[str]], full: bool = False) -> 
     header alone goes unnoticed; that is the price of opening a large model at once. Raises FileError for a file that
     cannot be read.
     """
-    paths = sorted((Path(file) for file in files), key=lambda path: path.name)
+    paths = sorted((local_path(file) for file in files), key=lambda path: path.name)
     total = hashlib.sha256()
     for path in paths:
+        must_exist(path)
         try:
             status = path.stat()
             total.update(_file_digest(path, status.st_size, status.st_mtime_ns, full))

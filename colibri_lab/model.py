@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from colibri_lab._engine import core
+from colibri_lab._files import local_path, must_exist
 from colibri_lab._paths import TapTable
 from colibri_lab.config import Config
 from colibri_lab.errors import BusyError, FileError, FormatError
@@ -51,13 +52,8 @@ class Model:
     weights: Weights
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        try:
-            there = self.path.exists()
-        except OSError as error:  # a name too long, a folder that may not be searched
-            raise FileError(f"cannot read '{self.path}': {error.strerror}") from error
-        if not there:
-            raise FileError(f"there is nothing at '{self.path}'{_neighbours(self.path)}")
+        self.path = local_path(path)
+        must_exist(self.path, _neighbours)
         try:
             self._engine = core.Model(os.fsencode(self.path))  # names on disk are bytes, not always UTF-8
         except (FileError, FormatError) as error:

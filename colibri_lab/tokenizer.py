@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from colibri_lab._files import local_path
 from colibri_lab.errors import ArgumentError, FileError, FormatError
 from colibri_lab.streaming import TextStream
 
@@ -64,7 +65,7 @@ class Tokenizer:
         """
         import tokenizers
 
-        path = Path(folder)
+        path = local_path(folder)
         file = path / "tokenizer.json"
         if not file.is_file():
             return None

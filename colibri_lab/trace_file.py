@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab._files import local_path, must_exist, whole_file
 from colibri_lab.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri_lab.sniff import not_safetensors
 from colibri_lab.trace import Trace, check_values
@@ -79,34 +78,20 @@ def quiet(array: Array) -> Array:
 
 
 def save_trace(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes `trace` to `path`: beside it under a temporary name, then renamed, so that nobody meets half a file.
+    """Writes `trace` to `path`, under a temporary name first, so that nobody meets half a file. `~` is the home folder.
 
     The same trace gives the same bytes. NaN are written as the quiet NaN of their dtype.
     Raises ArgumentError for a meta entry that JSON cannot hold or a name that the form keeps for itself,
     UnsupportedError for a dtype without a safetensors name, FileError when the file cannot be written.
     """
-    target = Path(path)
-    if target.exists() and not target.is_file():  # a rename would put a file in the place of a device
-        raise FileError(f"cannot write the trace to {target}: it is there and no regular file")
+    target = local_path(path)
     tensors = _tensors(trace)
     header = _header(tensors, _metadata(trace.meta))
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", suffix=".part", delete=False
-        ) as handle:
-            temporary = Path(handle.name)
-            handle.write(len(header).to_bytes(8, "little") + header)
-            for array in tensors.values():
-                for block in _blocks(array):
-                    handle.write(quiet(block).tobytes())
-        temporary.chmod(0o666 & ~_umask())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise FileError(f"cannot write the trace to {target}: {error.strerror or error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    with whole_file(target, "the trace") as handle:
+        handle.write(len(header).to_bytes(8, "little") + header)
+        for array in tensors.values():
+            for block in _blocks(array):
+                handle.write(quiet(block).tobytes())
 
 
 def _tensors(trace: Trace) -> dict[str, Array]:
@@ -181,12 +166,6 @@ def _blocks(array: Array) -> Iterator[Array]:
             yield from _blocks(row)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 # ---- reading ----
 
 
@@ -196,7 +175,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     Raises FileError when the file cannot be read, FormatError with what it is when it is no trace, or with what is
     wrong in it.
     """
-    file = Path(path)
+    file = local_path(path)
     entries, metadata, data = _mapped(file)
     if metadata.get("format") != FORMAT:
         some = ", ".join(f"'{name}'" for name in list(entries)[:3]) or "no tensors"
@@ -221,7 +200,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
 def is_trace(path: str | PathLike[str]) -> bool:
     """Whether a file says of itself that it is a trace, sound or not; False for one that is no safetensors file."""
     try:
-        return _mapped(Path(path))[1].get("format") == FORMAT
+        return _mapped(local_path(path))[1].get("format") == FORMAT
     except (FileError, FormatError):
         return False
 
@@ -230,6 +209,7 @@ def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], memoryview]:
     """Tensor entries and metadata of a header that the library has found sound, and the mapped data."""
     from safetensors import SafetensorError, safe_open
 
+    must_exist(file)
     try:
         wrong = not_safetensors(file)
         if wrong is not None:

@@ -117,7 +117,7 @@ def test_what_is_odd_but_harmless_is_a_note(tmp_path: Path) -> None:
 
 
 def test_a_path_to_nothing_is_told_so(tmp_path: Path) -> None:
-    assert doctor(tmp_path / "m").problems == [f"there is nothing at {tmp_path / 'm'}"]
+    assert doctor(tmp_path / "m").problems == [f"there is nothing at '{tmp_path / 'm'}'"]
 
 
 def test_a_file_stands_for_its_folder(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ colibri_status mapfile_open(const char *path, mapfile *file, colibri_message *me
         int error = errno;
         if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) /* sockets and some devices do not open */
             return fail(message, COLIBRI_ERROR_FILE, "%s is %s, not a regular file", path, kind_name(info.st_mode));
+        if (error == ENOENT && lstat(path, &info) == 0)
+            return fail(message, COLIBRI_ERROR_FILE, "%s is a link that points to nothing", path);
         return refuse(path, error, message);
     }
     if (fstat(fd, &info) != 0) {
@@ -109,7 +111,7 @@ path_kind path_look(const char *path)
 {
     struct stat info;
     if (stat(path, &info) != 0)
-        return PATH_MISSING;
+        return lstat(path, &info) == 0 ? PATH_OTHER : PATH_MISSING;
     return S_ISREG(info.st_mode) ? PATH_FILE : S_ISDIR(info.st_mode) ? PATH_FOLDER : PATH_OTHER;
 }
 

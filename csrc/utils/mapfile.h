@@ -20,6 +20,7 @@ colibri_status mapfile_open(const char *path, mapfile *file, colibri_message *me
 void mapfile_close(mapfile *file); /* a zeroed mapfile is fine */
 colibri_status mapfile_check(const mapfile *file, colibri_message *message); /* FILE when size or mtime changed */
 
+/* A link that points to nothing is PATH_OTHER: mapfile_open says what is wrong with it. */
 typedef enum path_kind { PATH_MISSING = 0, PATH_FILE, PATH_FOLDER, PATH_OTHER } path_kind;
 path_kind path_look(const char *path);
 

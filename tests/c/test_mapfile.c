@@ -41,6 +41,9 @@ static void test_what_is_no_regular_file_is_refused_without_blocking(void)
     CHECK_MESSAGE_HAS(message, "a device");
     CHECK(path_look(folder_file(&place, "pipe")) == PATH_OTHER && path_look(place.path) == PATH_FOLDER);
     CHECK(path_look(folder_file(&place, "absent")) == PATH_MISSING);
+    CHECK(symlink("absent", folder_file(&place, "link")) == 0 && path_look(folder_file(&place, "link")) == PATH_OTHER);
+    CHECK(mapfile_open(folder_file(&place, "link"), &file, &message) == COLIBRI_ERROR_FILE);
+    CHECK_MESSAGE_HAS(message, "points to nothing");
     folder_remove(&place);
 }
 
