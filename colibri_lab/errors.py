@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -22,6 +24,8 @@ __all__ = [
     "OutOfMemoryError",
     "TapError",
     "UnsupportedError",
+    "is_number",
+    "is_whole",
     "nearest",
 ]
 
@@ -78,3 +82,13 @@ def nearest(name: str, choices: Iterable[str], count: int = 3) -> str:
     """The choices most like `name`, as a sentence's end: ``; did you mean 'a' or 'b'?`` (empty if none is near)."""
     close = difflib.get_close_matches(name, list(choices), n=count, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a caller's `value` is a whole number, Python's or NumPy's; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a caller's `value` is a real number, Python's or NumPy's; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -1,6 +1,7 @@
 """How tokens are spread over experts: functions of a Trace that return plain arrays.
 
-One row per entry of `trace.moe_layers` (Lm); T tokens, E experts, k chosen per token. Nothing here needs the engine.
+One row per entry of `trace.moe_layers` (Lm); T tokens, E experts, k chosen per token. Nothing here needs the engine. A
+session may stand in for its trace; anything else raises ArgumentError.
 Each docstring gives the value that chance alone would produce, for a number without it says little.
 """
 
@@ -9,28 +10,34 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_lab.errors import ArgumentError
-from colibri_lab.trace import Trace
+from colibri_lab.errors import ArgumentError, is_number, is_whole
+from colibri_lab.trace import HasTrace, Trace, trace_of
 
 __all__ = ["chance_band", "coactivation", "entropy", "load", "margin"]
 
+_MOST_TOKENS = 10**12  # of a chance band: its arrays have some million numbers then
 _ROWS = 4096  # tokens worked on at a time: a block of 128 experts in float64 stays in cache
 
 
-def load(trace: Trace) -> NDArray[np.int64]:
-    """Tokens per expert, (Lm, E) int64. Every row adds up to T·k.
+def load(trace: Trace | HasTrace) -> NDArray[np.int64]:
+    """Tokens per expert, (Lm, E) int64. Every row adds up to T·k, less the slots without an expert.
 
     Chance: T·k/E each; `chance_band` tells how far a count may stray from it.
     Raises NotCapturedError when the trace has no expert ids.
     """
+    trace = trace_of(trace)
     out = np.zeros((len(trace.moe_layers), trace.num_experts), np.int64)
     for row, layer in enumerate(trace.moe_layers):
-        ids = trace[f"layers.{layer}.moe.expert_ids"]
-        out[row] = np.bincount(ids.ravel(), minlength=trace.num_experts)
+        out[row] = np.bincount(_ids_from_1(trace, layer).ravel(), minlength=trace.num_experts + 1)[1:]
     return out
 
 
-def entropy(trace: Trace, normalised: bool = False) -> NDArray[np.float64]:
+def _ids_from_1(trace: Trace, layer: int) -> NDArray[np.int64]:
+    """(T, k) expert ids counted from 1, so that 0 is a slot without an expert and can be counted and dropped."""
+    return trace[f"layers.{layer}.moe.expert_ids"].astype(np.int64) + 1
+
+
+def entropy(trace: Trace | HasTrace, normalised: bool = False) -> NDArray[np.float64]:
     """How undecided the router was: H = −Σ p ln p over all experts, p = softmax(router logits), (Lm, T) in nats.
 
     `normalised` divides by ln E. A flat router has ln E (normalised 1), a router with one favourite 0; exp(H) reads as
@@ -38,6 +45,7 @@ def entropy(trace: Trace, normalised: bool = False) -> NDArray[np.float64]:
     excludes an expert. This is the entropy of one token's choice; the entropy of the *load* is another thing. Raises
     NotCapturedError when the trace has no router logits.
     """
+    trace = trace_of(trace)
     out = np.empty((len(trace.moe_layers), len(trace.ids)))
     for row, layer in enumerate(trace.moe_layers):
         logits = trace[f"layers.{layer}.moe.router_logits"]
@@ -59,13 +67,14 @@ def _row_entropy(z: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(total), np.nan, np.maximum(h, 0.0))
 
 
-def margin(trace: Trace) -> NDArray[np.float64]:
+def margin(trace: Trace | HasTrace) -> NDArray[np.float64]:
     """How nearly another expert was chosen: s(k) − s(k+1) on the selection scores, (Lm, T), never negative.
 
     If no score moves by half of it, the chosen set stays. 0 is an exact tie. +Inf where every expert is chosen (k = E)
     or the runner-up is excluded (−Inf); NaN for a row that holds a NaN. There is no chance value: it depends on the
     scores' scale, which the gate rule decides. Raises NotCapturedError when the trace has no scores.
     """
+    trace = trace_of(trace)
     k, experts = trace.top_k, trace.num_experts
     out = np.full((len(trace.moe_layers), len(trace.ids)), np.inf)
     for row, layer in enumerate(trace.moe_layers):
@@ -83,7 +92,7 @@ def margin(trace: Trace) -> NDArray[np.float64]:
     return out
 
 
-def coactivation(trace: Trace) -> NDArray[np.float64]:
+def coactivation(trace: Trace | HasTrace) -> NDArray[np.float64]:
     """Who is chosen together: N_ij / N_i, the share of expert i's tokens that also went to j, (Lm, E, E), not
     symmetric.
 
@@ -91,15 +100,16 @@ def coactivation(trace: Trace) -> NDArray[np.float64]:
     diagonal (Mixtral 14.3 %, OLMoE 11.1 %). The row of an expert that no token chose is NaN: there is nothing to take a
     share of. (Definition: OLMoE, section 5.2.) Raises NotCapturedError when the trace has no expert ids.
     """
+    trace = trace_of(trace)
     layers, experts, k = trace.moe_layers, trace.num_experts, trace.top_k
     out = np.empty((len(layers), experts, experts))
     for row, layer in enumerate(layers):
-        ids = trace[f"layers.{layer}.moe.expert_ids"].astype(np.int64)
-        pairs = np.zeros(experts * experts, np.int64)
+        ids, side = _ids_from_1(trace, layer), experts + 1
+        pairs = np.zeros(side * side, np.int64)
         for slot in range(k):  # slot with every slot, itself included: the diagonal is N_i
-            keys = ids[:, slot, None] * experts + ids
-            pairs += np.bincount(keys.ravel(), minlength=experts * experts)
-        counts = pairs.reshape(experts, experts)
+            keys = ids[:, slot, None] * side + ids
+            pairs += np.bincount(keys.ravel(), minlength=side * side)
+        counts = pairs.reshape(side, side)[1:, 1:]
         with np.errstate(invalid="ignore"):
             out[row] = counts / counts.diagonal()[:, None]
     return out
@@ -111,31 +121,40 @@ def chance_band(tokens: int, top_k: int, experts: int, level: float = 0.95) -> t
 
     Blind drawing gives each token to an expert with probability k/E, so its count is binomial(T, k/E); the band holds
     the exact central quantiles, as shares of T. Tokens of one text are not independent, so the band is the least that
-    chance does, not the most. Raises ArgumentError for sizes that contradict each other.
+    chance does, not the most. Raises ArgumentError for what is no number, and for sizes that contradict each other.
     """
-    if not (tokens >= 0 and 1 <= top_k <= experts and 0 < level < 1):
-        raise ArgumentError(f"no band for {tokens} tokens, {top_k} of {experts} experts and level {level}")
+    sizes = (tokens, top_k, experts)
+    if not (all(map(is_whole, sizes)) and is_number(level)):
+        raise ArgumentError(f"chance_band takes three whole numbers and a level, not {(*sizes, level)!r:.80}")
+    if not (0 <= tokens <= _MOST_TOKENS and 1 <= top_k <= experts and 0 < level < 1):
+        raise ArgumentError(
+            f"no band for {tokens} tokens, {top_k} of {experts} experts and level {level}; it takes 0 to "
+            f"{_MOST_TOKENS:,} tokens, as many experts as are chosen or more, and a level between 0 and 1"
+        )
     if tokens == 0:
         return 0.0, 1.0
-    cumulative = np.cumsum(_binomial(tokens, top_k / experts))
-    tail = (1 - level) / 2
-    low = int(np.searchsorted(cumulative, tail))
-    high = int(np.searchsorted(cumulative, 1 - tail))
-    return low / tokens, min(high, tokens) / tokens
+    first, mass = _binomial(int(tokens), top_k / experts)
+    cumulative = np.cumsum(mass)
+    low, high = np.searchsorted(cumulative, ((1 - level) / 2, (1 + level) / 2)) + first
+    return int(low) / tokens, min(int(high), tokens) / tokens
 
 
-def _binomial(n: int, p: float) -> NDArray[np.float64]:
-    """P(0 … n) of binomial(n, p), built outwards from the mode so that nothing over- or underflows before it is
-    negligible.
+def _binomial(n: int, p: float) -> tuple[int, NDArray[np.float64]]:
+    """(first, P(first), P(first + 1) …) of binomial(n, p), as far as float64 can tell the rest from 0.
+
+    Built outwards from the mode, so that nothing over- or underflows before it is negligible. With variance v, the
+    chance to lie further than t from the mean is at most 2 exp(−t² / (2v + 2t/3)) (Bernstein), and t = 12 √v + 60 makes
+    that less than 1e-30.
     """
     if p >= 1:
-        return np.concatenate([np.zeros(n), [1.0]])
+        return n, np.ones(1)
     mode = min(int((n + 1) * p), n)
-    out = np.zeros(n + 1)
-    count = np.arange(n + 1, dtype=np.float64)
+    reach = int(12 * (n * p * (1 - p)) ** 0.5) + 61  # the mode lies within 1 of the mean
+    first, last = max(mode - reach, 0), min(mode + reach, n)
     odds = p / (1 - p)
-    out[mode] = 1.0
-    out[mode + 1 :] = np.cumprod((n - count[mode:n]) / (count[mode:n] + 1) * odds)
-    out[:mode] = np.cumprod((count[1 : mode + 1] / (n - count[1 : mode + 1] + 1) / odds)[::-1])[::-1]
-    total: float = out.sum()
-    return np.asarray(out / total, np.float64)
+    above = np.arange(mode, last, dtype=np.float64)
+    below = np.arange(mode, first, -1, dtype=np.float64)
+    rising = np.cumprod((n - above) / (above + 1) * odds)
+    falling = np.cumprod(below / (n - below + 1) / odds)
+    out = np.concatenate([falling[::-1], [1.0], rising])
+    return first, out / out.sum()

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_lab.errors import ArgumentError, FormatError, NotCapturedError, TapError, nearest
+from colibri_lab.errors import ArgumentError, FormatError, NotCapturedError, TapError, is_whole, nearest
 
-__all__ = ["EXPERT_TAPS", "Trace"]
+__all__ = ["EXPERT_TAPS", "HasTrace", "Trace", "check_values", "trace_of"]
 
 Array = NDArray[Any]
 
@@ -67,18 +67,25 @@ class Trace(Mapping[str, Array]):
     `top_k`, `gate_rule`, `passes` (pairs [start, stop] of token rows) and `edits`. `texts` may be empty: then every
     token's text is "".
 
-    Iteration and `len` list the stored paths; `trace[path]` also resolves `layers.{l}.moe.experts.{e}.{tap}`.
-    Raises FormatError when an array's shape contradicts the number of tokens, experts or passes. Shapes alone are
-    looked at here; `check_values` looks at the numbers.
+    Iteration and `len` list the stored paths; `trace[path]` also resolves `layers.{l}.moe.experts.{e}.{tap}`. An expert
+    id of −1 marks a slot that was not used or not recorded; its gate is 0, and no analysis counts it.
+
+    Raises FormatError when an array's shape contradicts the number of tokens, experts or passes, when its dtype is none
+    for its tap, or when an expert id names no expert; ArgumentError for what is no array, id or text at all.
+    `check_values` looks at the other numbers that steer an analysis.
     """
 
     def __init__(
         self, arrays: Mapping[str, Array], *, ids: Sequence[int], texts: Sequence[str], meta: Mapping[str, Any]
     ) -> None:
+        if not (all(map(is_whole, ids)) and all(isinstance(text, str) for text in texts)):
+            raise ArgumentError(
+                f"a trace takes whole numbers as ids and strings as texts, not {ids!r:.60}, {texts!r:.60}"
+            )
         self.ids: list[int] = [int(i) for i in ids]
         self.texts: list[str] = list(texts) or [""] * len(self.ids)
         self.meta: dict[str, Any] = dict(meta)
-        self._arrays = {path: _read_only(array) for path, array in arrays.items()}
+        self._arrays = {path: _read_only(path, array) for path, array in arrays.items()}
         if len(self.texts) != len(self.ids):
             raise FormatError(
                 f"a trace of {len(self.ids)} tokens has {len(self.texts)} texts; give one text per token, or none"
@@ -86,7 +93,7 @@ class Trace(Mapping[str, Array]):
         _check_meta(self.meta, len(self.ids))
         self._moe = frozenset(self.moe_layers)  # asked for every array
         for path, array in self._arrays.items():
-            self._check_shape(path, array)
+            self._check_array(path, array)
 
     # ---- what it is of ----
 
@@ -240,13 +247,16 @@ class Trace(Mapping[str, Array]):
         ask = path if capture.startswith("layers") else capture
         return NotCapturedError(f"'{path}' was not recorded; record again with capture=\"{ask}\"")
 
-    def _check_shape(self, path: str, array: Array) -> None:
+    def _check_array(self, path: str, array: Array) -> None:
         tokens, layer = len(self.ids), _LAYER.match(path)
         kind = _LAYER.sub("layers.{l}.", path)
         if kind not in _CAPTURE:
             return  # a producer may store more than we know
         if layer is not None and int(layer[1]) not in (self._moe if ".moe." in path else self.layers):
             raise FormatError(f"'{path}' belongs to no {'MoE ' if '.moe.' in path else ''}layer of this model")
+        whole = kind.endswith((".expert_ids", ".dispatch.tokens", ".dispatch.offsets"))
+        if array.dtype.kind not in ("iu" if whole else "fiu") and (whole or array.dtype.name != "bfloat16"):
+            raise FormatError(f"'{path}' holds {array.dtype}; {'whole numbers' if whole else 'numbers'} are needed")
         dispatch = _DISPATCH.fullmatch(path)
         if dispatch is not None:
             expected = self._dispatch_shape(int(dispatch[1]), dispatch[2])
@@ -262,6 +272,12 @@ class Trace(Mapping[str, Array]):
         columns = width.get(path.rpartition(".")[2]) if ".moe." in path else None
         if columns is not None and array.shape != (tokens, columns):
             raise FormatError(f"'{path}' has the shape {array.shape}; {tokens} tokens need {(tokens, columns)}")
+        if kind.endswith(".expert_ids") and array.size and not -1 <= array.min() <= array.max() < self.num_experts:
+            token = int(np.flatnonzero(((array < -1) | (array >= self.num_experts)).any(axis=1))[0])
+            raise FormatError(
+                f"'{path}', token {token}: expert ids {array[token].tolist()!s:.80} have one outside 0 to "
+                f"{self.num_experts - 1} (−1 marks a slot without an expert)"
+            )
         leading = array.shape[1:2] if kind == "layers.{l}.attn.weights" else array.shape[:1]
         if leading != (tokens,):
             raise FormatError(f"'{path}' has the shape {array.shape}, but the trace has {tokens} tokens")
@@ -275,8 +291,30 @@ class Trace(Mapping[str, Array]):
         return (len(self.passes), self.num_experts + 1) if tap == "offsets" else (rows.shape[0],)
 
 
-def _read_only(array: Array) -> Array:
-    view = np.asarray(array).view()
+class HasTrace(Protocol):
+    """A session, as far as an analysis needs one."""
+
+    def trace(self) -> Trace:
+        """What was captured so far."""
+
+
+def trace_of(source: Trace | HasTrace) -> Trace:
+    """The trace itself, or that of a session as it stands. Raises ArgumentError for anything else."""
+    if isinstance(source, Trace):
+        return source
+    trace = source.trace() if hasattr(source, "tape") and hasattr(source, "trace") else None
+    if isinstance(trace, Trace):
+        return trace
+    raise ArgumentError(f"a trace or a session is needed; this is a {type(source).__name__}: {source!r:.80}")
+
+
+def _read_only(path: Any, array: Any) -> Array:
+    if not isinstance(path, str):
+        raise ArgumentError(f"the arrays of a trace go by tap paths, which are texts; this is {path!r:.80}")
+    try:
+        view = np.asarray(array).view()
+    except ValueError:
+        raise ArgumentError(f"'{path}' is no array: its rows differ in length") from None
     view.flags.writeable = False
     return view
 
@@ -325,42 +363,33 @@ def _check_meta(meta: Mapping[str, Any], tokens: int) -> None:
 def check_values(trace: Trace) -> None:
     """Looks at the numbers that steer every analysis and raises FormatError for the first one that is wrong.
 
-    Expert ids must lie in 0 … E−1 and be distinct in a row; dispatch offsets must rise, follow one another from pass to
-    pass and end at the number of rows; dispatch tokens must lie in the pass that they belong to. One read of the ids;
-    float data are not touched.
+    Expert ids of a token must be distinct (−1 apart); dispatch offsets must rise, follow one another from pass to pass
+    and end at the number of rows; dispatch tokens must lie in the pass that they belong to. One read of the ids; float
+    data are not touched.
     """
     for layer in trace.moe_layers:
         ids = trace.get(f"layers.{layer}.moe.expert_ids")
         if ids is not None:
-            _check_ids(layer, ids, trace.num_experts)
+            _check_ids(layer, ids)
         offsets = trace.get(f"layers.{layer}.moe.dispatch.offsets")
         if offsets is not None:
             _check_dispatch(layer, offsets, trace[f"layers.{layer}.moe.dispatch.tokens"], trace.passes)
 
 
-def _check_ids(layer: int, ids: Array, experts: int) -> None:
-    if ids.dtype.kind not in "iu":
-        raise FormatError(f"layer {layer}: expert ids are {ids.dtype}, not integers")
+def _check_ids(layer: int, ids: Array) -> None:
     for start in range(0, len(ids), 1 << 16):
         block = np.sort(ids[start : start + (1 << 16)], axis=1)
-        for wrong, what in (
-            ((block[:, 0] < 0) | (block[:, -1] >= experts), f"outside 0 to {experts - 1}"),
-            (
-                (np.diff(block, axis=1) == 0).any(axis=1),
-                "named twice (an all-zero row is a dense layer or a failed recording)",
-            ),
-        ):
-            if wrong.any():
-                token = start + int(np.flatnonzero(wrong)[0])
-                raise FormatError(
-                    f"layer {layer}, token {token}: expert ids {ids[token].tolist()!s:.80} have one {what}"
-                )
+        twice = ((block[:, 1:] == block[:, :-1]) & (block[:, 1:] >= 0)).any(axis=1)
+        if twice.any():
+            token = start + int(np.flatnonzero(twice)[0])
+            raise FormatError(
+                f"layer {layer}, token {token}: expert ids {ids[token].tolist()!s:.80} have one named twice (an "
+                "all-zero row is a dense layer or a failed recording)"
+            )
 
 
 def _check_dispatch(layer: int, offsets: Array, tokens: Array, passes: list[tuple[int, int]]) -> None:
     name = f"layers.{layer}.moe.dispatch"
-    if offsets.dtype.kind not in "iu" or tokens.dtype.kind not in "iu":
-        raise FormatError(f"{name}: offsets and tokens must be integers; they are {offsets.dtype} and {tokens.dtype}")
     flat = offsets.astype(np.int64).ravel()
     joined = (offsets[1:, 0] == offsets[:-1, -1]).all() if len(offsets) else True
     if (

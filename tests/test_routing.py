@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import colibri_lab as lab
 from colibri_lab import routing
 from colibri_lab.errors import ArgumentError, NotCapturedError
 from colibri_lab.testing import synthetic_trace
@@ -140,6 +141,35 @@ class TestSpecialValues:
         )
 
 
+class TestSources:
+    @pytest.mark.parametrize("analysis", [routing.load, routing.entropy, routing.margin, routing.coactivation])
+    def test_a_session_stands_in_for_its_trace(self, analysis: Callable[[Any], Any]) -> None:
+        session = lab.open().session(max_tokens=8)
+        session.feed([1, 2, 3])
+        np.testing.assert_array_equal(analysis(session), analysis(session.trace()))
+
+    @pytest.mark.parametrize("analysis", [routing.load, routing.entropy, routing.margin, routing.coactivation])
+    @pytest.mark.parametrize("source", [None, "run.safetensors", np.zeros(3), np.zeros((3, 3)), {}])
+    def test_anything_else_is_refused_by_its_kind(self, analysis: Callable[[Any], Any], source: Any) -> None:
+        with pytest.raises(ArgumentError, match=f"a trace or a session is needed; this is a {type(source).__name__}"):
+            analysis(source)
+
+    def test_a_slot_without_an_expert_is_not_counted(self) -> None:
+        trace = with_logits([[3.0, 2.0, 1.0]] * 3, 2)
+        ids = np.array([[0, 1], [1, -1], [-1, -1]], np.int32)
+        trace = Trace({**trace, "layers.0.moe.expert_ids": ids}, ids=trace.ids, texts=trace.texts, meta=trace.meta)
+        assert routing.load(trace).tolist() == [[1, 2, 0]]
+        np.testing.assert_array_equal(routing.coactivation(trace)[0], [[1, 1, 0], [0.5, 1, 0], [np.nan] * 3])
+
+    @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint64, np.int64])
+    def test_ids_of_every_whole_dtype_count_alike(self, dtype: Any) -> None:
+        trace = synthetic_trace(1, 100, 2, 30)
+        ids = trace["layers.0.moe.expert_ids"].astype(dtype)
+        other = Trace({"layers.0.moe.expert_ids": ids}, ids=trace.ids, texts=trace.texts, meta=trace.meta)
+        np.testing.assert_array_equal(routing.load(other), routing.load(trace))
+        np.testing.assert_array_equal(routing.coactivation(other), routing.coactivation(trace))
+
+
 class TestChance:
     def test_blind_routing_lands_on_the_null_values_of_the_docstrings(self) -> None:
         rng = np.random.default_rng(0)
@@ -168,6 +198,23 @@ class TestChance:
         assert low < 1 / 64 < high < 1 / 64 + 0.001
         with pytest.raises(ArgumentError, match="9 of 8"):
             routing.chance_band(10, 9, 8)
+
+    def test_the_band_of_a_corpus_needs_no_array_of_its_length(self) -> None:
+        """Against the normal approximation, which is good to a millionth at this size."""
+        low, high = routing.chance_band(10**12, 2, 8)
+        spread = 1.959963984540054 * math.sqrt(0.25 * 0.75 / 10**12)
+        assert low == pytest.approx(0.25 - spread, abs=1e-6 * spread) and high == pytest.approx(
+            0.25 + spread, abs=1e-6 * spread
+        )
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [("10", 2, 8), (10.0, 2, 8), (10, None, 8), (10, True, 8), (10, 2, [8]), (10, 2, 8, "x"), (10, 2, 8, None),
+         (10, 2, 8, math.nan), (10, 2, 8, 1), (-1, 2, 8), (10, 0, 8), (10**13, 2, 8)],
+    )  # fmt: skip
+    def test_an_argument_that_makes_no_sense_is_refused(self, arguments: tuple[Any, ...]) -> None:
+        with pytest.raises(ArgumentError, match="band"):
+            routing.chance_band(*arguments)
 
 
 def test_analyses_run_without_the_compiled_engine() -> None:

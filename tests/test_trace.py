@@ -131,12 +131,50 @@ class TestRefused:
             ({"layers.2.output": np.zeros((3, 4))}, "belongs to no layer"),
             ({f"{PREFIX}.input": np.zeros((6, 2))}, "not both dispatch.tokens and dispatch.offsets"),
             (PACKED | {f"{PREFIX}.input": np.zeros((5, 2))}, r"expected \(6, …\)"),
-            (PACKED | {f"{PREFIX}.offsets": np.zeros((2, 4))}, r"expected \(2, 5\)"),
+            (PACKED | {f"{PREFIX}.offsets": np.zeros((2, 4), int)}, r"expected \(2, 5\)"),
         ],
     )
     def test_a_shape_that_contradicts_the_tokens(self, arrays: dict[str, Any], words: str) -> None:
         with pytest.raises(FormatError, match=words):
             make(arrays)
+
+    @pytest.mark.parametrize(
+        ("path", "array", "words"),
+        [
+            ("expert_ids", [[0, 1], [4, 0], [0, 1]], r"token 1: expert ids \[4, 0\] have one outside 0 to 3"),
+            ("expert_ids", [[0, 1], [1, -2], [0, 1]], "token 1.*outside 0 to 3"),
+            ("expert_ids", [[0.0, 1.0]] * 3, "float64; whole numbers are needed"),
+            ("expert_ids", [[False, True]] * 3, "bool; whole numbers are needed"),
+            ("expert_ids", [["0", "1"]] * 3, "whole numbers are needed"),
+            ("expert_ids", [[0, 1, 2]] * 3, r"3 tokens need \(3, 2\)"),
+            ("gates", [["a", "b"]] * 3, "numbers are needed"),
+            ("router_logits", np.zeros((3, 4), complex), "complex128; numbers are needed"),
+        ],
+    )
+    def test_a_hand_made_array_that_no_analysis_can_read(self, path: str, array: Any, words: str) -> None:
+        with pytest.raises(FormatError, match=f"'layers.1.moe.{path}'.*{words}"):
+            make({f"layers.1.moe.{path}": np.array(array)})
+
+    def test_a_slot_without_an_expert_is_marked_by_minus_one(self) -> None:
+        ids = np.array([[0, 1], [1, -1], [-1, -1]])
+        trace = make({"layers.1.moe.expert_ids": ids})
+        check_values(trace)
+        assert trace["layers.1.moe.expert_ids"].tolist() == ids.tolist()
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"ids": ["7", "8", "9"]}, "whole numbers as ids"),
+            ({"ids": [7.5, 8, 9]}, "whole numbers as ids"),
+            ({"texts": [1, 2, 3]}, "strings as texts"),
+            ({"arrays": {3: np.zeros(3)}}, "tap paths"),
+            ({"arrays": {"norm": [[1.0], [1.0, 2.0]]}}, "'norm' is no array"),
+        ],
+    )
+    def test_what_is_no_id_no_text_or_no_array_at_all(self, changes: dict[str, Any], words: str) -> None:
+        arguments: dict[str, Any] = {"arrays": {}, "ids": [7, 8, 9], "texts": [], "meta": meta()} | changes
+        with pytest.raises(ArgumentError, match=words):
+            Trace(arguments.pop("arrays"), **arguments)
 
     @pytest.mark.parametrize(
         "changes",
@@ -179,13 +217,11 @@ class TestValues:
     @pytest.mark.parametrize(
         ("ids", "words"),
         [
-            ([[0, 1], [4, 0], [0, 1]], "layer 1, token 1.*outside 0 to 3"),
-            ([[0, 1], [1, -1], [0, 1]], "layer 1, token 1.*outside 0 to 3"),
             ([[0, 1], [0, 1], [2, 2]], "layer 1, token 2.*named twice"),
-            ([[0.0, 1.0]] * 3, "not integers"),
+            ([[-1, -1], [0, 0], [2, 1]], "layer 1, token 1.*named twice"),
         ],
     )
-    def test_expert_ids_lie_in_range_and_differ(self, ids: list[list[Any]], words: str) -> None:
+    def test_expert_ids_of_a_token_differ(self, ids: list[list[Any]], words: str) -> None:
         with pytest.raises(FormatError, match=words):
             check_values(make({"layers.1.moe.expert_ids": np.array(ids)}))
 

@@ -235,8 +235,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "place", "value", "words"),
         [
-            ("layers.2.moe.expert_ids", 0, 8, "layer 2, token 0"),
-            ("layers.2.moe.expert_ids", 3, -1, "layer 2, token 1"),
+            ("layers.2.moe.expert_ids", 0, 8, "layers.2.moe.expert_ids.*token 0"),
+            ("layers.2.moe.expert_ids", 3, -2, "layers.2.moe.expert_ids.*token 1"),
             ("layers.1.moe.dispatch.offsets", 4, 60, "must rise"),
             ("layers.1.moe.dispatch.tokens", 0, 35, "outside their pass"),
             ("tokens.text_offsets", 3, 10**9, "must be 41 int64 rising"),
