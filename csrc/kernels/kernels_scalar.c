@@ -2,9 +2,16 @@
  *
  * The order of accumulation stands in kernels.h: 16 lanes, one fused multiply-add an element, one fold. Other tables may compute
  * many outputs at once, but each output through the same operations. Permitted difference: none, except the sign and payload of a
- * NaN. */
+ * NaN.
+ *
+ * Compiled twice: for any CPU, where float32.h emulates the fused multiply-add, and by kernels_scalar_fma.c for one that has the
+ * instruction. */
 #include "float32.h"
 #include "tables.h"
+
+#ifndef TABLE
+#define TABLE kernels_scalar
+#endif
 
 /* Lane j plus lane j + n/2, for n = 16, 8, 4, 2. */
 static float fold(float lanes[16])
@@ -15,12 +22,23 @@ static float fold(float lanes[16])
     return lanes[0];
 }
 
-static float dot(const float *a, const void *b, colibri_dtype dtype, int64_t n)
+static inline float dot_as(const float *a, const void *b, const colibri_dtype dtype, int64_t n)
 {
     float lanes[16] = {0};
-    for (int64_t i = 0; i < n; i++)
-        lanes[i % 16] = fma_f32(a[i], element_f32(b, dtype, i), lanes[i % 16]);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int j = 0; j < 16; j++)
+            lanes[j] = fma_f32(a[i + j], element_f32(b, dtype, i + j), lanes[j]);
+    for (int j = 0; i + j < n; j++)
+        lanes[j] = fma_f32(a[i + j], element_f32(b, dtype, i + j), lanes[j]);
     return fold(lanes);
+}
+
+static float dot(const float *a, const void *b, colibri_dtype dtype, int64_t n) /* a loop for each dtype, free of the choice */
+{
+    return dtype == COLIBRI_F32    ? dot_as(a, b, COLIBRI_F32, n)
+           : dtype == COLIBRI_BF16 ? dot_as(a, b, COLIBRI_BF16, n)
+                                   : dot_as(a, b, COLIBRI_F16, n);
 }
 
 static void matmul(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
@@ -130,7 +148,7 @@ static void widen(float *out, const void *src, colibri_dtype dtype, int64_t n)
         out[i] = element_f32(src, dtype, i);
 }
 
-const kernels kernels_scalar = {
+const kernels TABLE = {
     .name = "scalar",
     .matmul = matmul,
     .rms_norm = rms_norm,

@@ -11,7 +11,7 @@
 #include <cpuid.h>
 
 typedef struct cpu {
-    bool avx2, avx512; /* the CPU has it, and the operating system saves its registers */
+    bool fma, avx2, avx512; /* the CPU has it, and the operating system saves its registers */
 } cpu;
 
 /* XCR0: which register files the operating system saves. */
@@ -25,13 +25,14 @@ static uint32_t enabled_states(void)
 static cpu detect(void)
 {
     const uint32_t avx_states = 0x06, avx512_states = 0xe6; /* xmm, ymm; and opmask, upper zmm, zmm16-31 */
-    cpu found = {false, false};
+    cpu found = {false, false, false};
     uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
         return found;
     uint32_t states = enabled_states();
-    bool fma_f16c = (c & bit_AVX) && (c & bit_FMA) && (c & bit_F16C);
-    if (!fma_f16c || (states & avx_states) != avx_states || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+    bool f16c = c & bit_F16C;
+    found.fma = (c & bit_AVX) && (c & bit_FMA) && (states & avx_states) == avx_states;
+    if (!found.fma || !f16c || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
         return found;
     found.avx2 = b & bit_AVX2;
     found.avx512 = found.avx2 && (b & bit_AVX512F) && (b & bit_AVX512DQ) && (b & bit_AVX512BW) && (b & bit_AVX512VL) &&
@@ -54,8 +55,10 @@ static void find_tables(void)
         available[n_available++] = &kernels_avx512;
     if (found.avx2)
         available[n_available++] = &kernels_avx2;
-#endif
+    available[n_available++] = found.fma ? &kernels_scalar_fma : &kernels_scalar;
+#else
     available[n_available++] = &kernels_scalar;
+#endif
 
     const char *name = getenv("COLIBRI_ISA");
     in_force = available[0];

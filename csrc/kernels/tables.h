@@ -7,6 +7,7 @@
 #if defined(__x86_64__)
 extern const kernels kernels_avx512; /* needs AVX-512 F, BW, DQ, VL */
 extern const kernels kernels_avx2;   /* needs AVX2, FMA, F16C */
+extern const kernels kernels_scalar_fma; /* needs FMA; goes by the name "scalar" as well */
 #endif
 extern const kernels kernels_scalar;
 

@@ -193,7 +193,7 @@ static void test_the_ladder_ends_in_scalar_and_the_table_in_force_is_on_it(void)
 {
     const kernels *const *tables;
     size_t n_tables = kernels_available(&tables), found = 0;
-    CHECK(n_tables >= 1 && tables[n_tables - 1] == &kernels_scalar);
+    CHECK(n_tables >= 1 && strcmp(tables[n_tables - 1]->name, kernels_scalar.name) == 0);
     for (size_t t = 0; t < n_tables; t++)
         found += tables[t] == kernels_in_force();
     CHECK(found == 1);
