@@ -11,7 +11,7 @@ from typing import Any
 
 from colibri_lab._files import local_path, must_exist
 from colibri_lab.errors import ColibriError, FileError
-from colibri_lab.sniff import not_safetensors
+from colibri_lab.sniff import not_safetensors, read_json
 from colibri_lab.tokenizer import Tokenizer
 from colibri_lab.trace_file import is_trace
 
@@ -167,12 +167,12 @@ def _tokenizer(folder: Path, report: Report) -> None:
         others = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
         found = f"; it has {_some(others)}" if others else ""
         report.notes.append(f"there is no tokenizer.json, so the model takes ids, not text{found}")
+        _json(folder / "generation_config.json", report)  # else the tokenizer reads it, for the end tokens
         return
     try:
         tokenizer = Tokenizer.load(folder)
     except ColibriError as error:
-        what = not_safetensors(file)
-        report.problems.append(str(error) if what in (None, "a JSON text") else f"tokenizer.json is {what}")
+        report.problems.append(str(error))
         return
     assert tokenizer is not None
     chat = "with" if tokenizer.chat_templates else "without"
@@ -211,15 +211,10 @@ def _json(file: Path, report: Report, needed: str | None = None) -> dict[str, An
             report.problems.append(f"{file.name} is missing; {needed}")
         return None
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        what = not_safetensors(file)
-        report.problems.append(f"{file.name} is {what if what not in (None, 'a JSON text') else f'not JSON: {error}'}")
+        return read_json(file)
+    except ColibriError as error:
+        report.problems.append(str(error))
         return None
-    if not isinstance(value, dict):
-        report.problems.append(f"{file.name} holds a {type(value).__name__}, not an object")
-        return None
-    return value
 
 
 def _some(names: list[str], count: int = 3) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import gc
-import json
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from colibri_lab._files import local_path, must_exist
 from colibri_lab._paths import TapTable
 from colibri_lab.config import Config
 from colibri_lab.errors import BusyError, FileError, FormatError
+from colibri_lab.sniff import read_json
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
@@ -85,10 +85,9 @@ class Model:
         names one.
         """
         for name in ("generation_config.json", "config.json"):
-            file = self.folder / name
             try:
-                value = json.loads(file.read_text(encoding="utf-8") if file.is_file() else "{}").get("eos_token_id")
-            except (OSError, ValueError, AttributeError, RecursionError):
+                value = read_json(self.folder / name).get("eos_token_id") if (self.folder / name).is_file() else None
+            except (FileError, FormatError):
                 continue  # config.json was checked by the engine; the other file is optional
             ids = value if isinstance(value, list) else [value]
             if value is not None and all(type(i) is int for i in ids):

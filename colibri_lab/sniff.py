@@ -1,10 +1,16 @@
-"""What a file is that should be safetensors and is not: the sentence a person needs after a failed download."""
+"""What a file is that should be safetensors or JSON and is not: the sentence a person needs after a failed download."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
-__all__ = ["not_safetensors"]
+from colibri_lab.errors import FileError, FormatError
+
+__all__ = ["not_safetensors", "read_json"]
+
+_JSON = "a JSON text"
 
 # First bytes of what is met in place of weights.
 _KNOWN = (
@@ -20,7 +26,7 @@ _KNOWN = (
     (b"\x80", "a Python pickle (never opened here, since loading one runs code)"),
     (b"\x93NUMPY", "a NumPy .npy file"),
     (b"\x1f\x8b", "a gzip archive"),
-    (b"{", "a JSON text"),
+    (b"{", _JSON),
 )
 
 
@@ -40,13 +46,37 @@ def not_safetensors(path: Path) -> str | None:
         return "an empty file"
     if len(head) >= 9 and int.from_bytes(head[:8], "little") <= size - 8 and head[8:9] == b"{":
         return None
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for start, what in _KNOWN:
-        if head.startswith(start) or text.startswith(start):
-            return what
+    known = _known(head)
+    if known is not None:
+        return known
     if size < 8:
         return f"too short for any header ({size} bytes)"
     length = int.from_bytes(head[:8], "little")
     if length > size - 8:
         return f"cut short or no safetensors at all: its header claims {length} bytes and the file has {size}"
     return "no safetensors file: no JSON header follows its length"
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object that a small file beside a checkpoint holds.
+
+    Raises FileError when it cannot be read, FormatError with what it is when it holds none: not JSON (a byte order mark
+    included, as in transformers), or JSON of another kind.
+    """
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {file}: {error.strerror or error}") from error
+    try:
+        value = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        what = _known(raw[:64])
+        raise FormatError(f"{file} is {f'not JSON: {error}' if what in (None, _JSON) else what}") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{file} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _known(head: bytes) -> str | None:
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    return next((what for start, what in _KNOWN if head.startswith(start) or text.startswith(start)), None)

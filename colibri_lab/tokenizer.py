@@ -16,6 +16,7 @@ from typing import Any
 
 from colibri_lab._files import local_path
 from colibri_lab.errors import ArgumentError, FileError, FormatError
+from colibri_lab.sniff import read_json
 from colibri_lab.streaming import TextStream
 
 __all__ = ["Tokenizer"]
@@ -72,6 +73,7 @@ class Tokenizer:
         try:
             inner = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception for everything
+            read_json(file)  # says better what is wrong with a file that is no JSON at all
             raise FormatError(f"{file} is no tokenizer that the tokenizers library reads: {error}") from error
         config, generation = _read(path / "config.json"), _read(path / "generation_config.json")
         settings = {**_read(path / "special_tokens_map.json"), **_read(path / "tokenizer_config.json")}
@@ -203,17 +205,7 @@ def _decoder_kinds(decoder: Any) -> set[str]:
 
 def _read(file: Path) -> dict[str, Any]:
     """A JSON object from a file beside the tokenizer; {} when there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{file} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise FormatError(f"{file} holds a {type(value).__name__}, not an object")
-    return value
+    return read_json(file) if file.is_file() else {}
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -49,6 +49,10 @@ SICKNESSES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "config.json").write_text("version https://git-lfs.github.com/spec/v1\n"),
         "config.json is a Git LFS pointer",
     ),
+    "broken generation config": (
+        lambda f: (f / "generation_config.json").write_text("{"),
+        "generation_config.json is not JSON",
+    ),
     "two numbers of experts": (
         lambda f: (f / "config.json").write_text('{"model_type": "mixtral", "num_experts": 4, "num_local_experts": 8}'),
         "contradicts itself",

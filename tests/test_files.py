@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 import colibri_lab as lab
 from colibri_lab.identity import model_identity
+from colibri_lab.sniff import read_json
 from colibri_lab.testing import synthetic_trace, tiny_model
 
 TRACE = synthetic_trace(2, 4, 2, 5)
@@ -98,3 +101,30 @@ def test_a_circle_of_links_is_refused(tmp_path: Path) -> None:
     for use in (lab.open, lab.load_trace, TRACE.save):
         with pytest.raises(lab.FileError, match="symbolic links"):
             use(tmp_path / "a")
+
+
+BUNDLED = Path(lab.__file__).parent / "bundled" / "tiny-colibri"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_byte_order_mark_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    """JSON allows none, and transformers refuses such files too; doctor tells it before anything is opened."""
+    folder = Path(shutil.copytree(BUNDLED, tmp_path / "m"))
+    (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    with pytest.raises(lab.FormatError, match=rf"{re.escape(name)}.*BOM"):
+        lab.open(folder).tokenizer  # noqa: B018
+    assert any(name in problem and "BOM" in problem for problem in lab.doctor(folder).problems)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff", "is not JSON"), (b"plain words", "is not JSON"), (b"[1]", "holds a list, not an object"),
+        (b"<!DOCTYPE html>", "is a web page"), (b"{", "is not JSON"), (b"\xef\xbb\xbf<html>", "is a web page"),
+    ],
+)  # fmt: skip
+def test_a_file_that_should_be_json_is_told_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:
+    """By what it holds, never by what a weight file should hold."""
+    (tmp_path / "f.json").write_bytes(content)
+    with pytest.raises(lab.FormatError, match=words):
+        read_json(tmp_path / "f.json")

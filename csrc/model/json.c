@@ -340,6 +340,9 @@ static colibri_status read_value(reader *r, const char *key, int depth)
 
 static colibri_status read_document(reader *r)
 {
+    static const char mark[] = "\xEF\xBB\xBF";
+    if (r->end - r->text >= 3 && memcmp(r->text, mark, 3) == 0)
+        return refuse(r, r->text, "a UTF-8 byte order mark (BOM) stands before the JSON; save the file without it");
     TRY(read_value(r, NULL, 0));
     skip_space(r);
     return r->at == r->end ? COLIBRI_OK : refuse(r, r->at, "more text after the JSON value");

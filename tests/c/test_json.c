@@ -105,7 +105,8 @@ static void test_structure_is_strict_and_the_place_is_named(void)
     refused("{\"a\":1} x", "more text");
     refused("{\n  \"a\": tru\n}", "line 2, column 8");
     refused("[1", "',' or ']'");
-    refused("\xEF\xBB\xBF{}", "not a JSON value");
+    refused("\xEF\xBB\xBF{}", "byte order mark (BOM)");
+    refused("\xEF\xBB", "not a JSON value");
     refused("nul", "not a JSON value");
     refused("// c\n{}", "not a JSON value");
 }
