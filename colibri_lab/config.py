@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -57,10 +58,30 @@ class Config(Mapping[str, Any]):
         return [*super().__dir__(), *self._values]
 
     def __repr__(self) -> str:
-        width = max(map(len, self._values))
-        return "\n".join(f"{name:<{width}}  {_short(value)}" for name, value in self._values.items())
+        """All fields, in lines of a hundred columns; those that are off stand together at the end."""
+        off = [name for name, value in self._values.items() if _is_off(value)]
+        on = [f"{name} {_short(value)}" for name, value in self._values.items() if name not in off]
+        return "\n".join((*_lines("", on), *_lines("not used: ", off)))
+
+
+def _is_off(value: object) -> bool:
+    return value in (None, ()) or (isinstance(value, tuple) and set(value) == {None})
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 90 else text[:86] + " …)"
+    """A value as one reads it: a run of layers as "0 to 5", layers that are all alike as one, others cut."""
+    if not isinstance(value, tuple):
+        return str(value)
+    first, count = value[0], len(value)
+    if count > 1 and len(set(value)) == 1:
+        return f"{first} in all {count}"
+    if count > 1 and isinstance(first, int) and value == tuple(range(first, first + count)):
+        return f"{first} to {value[-1]}"
+    return textwrap.shorten(", ".join(map(str, value)), 60, placeholder=" …")
+
+
+def _lines(head: str, parts: list[str]) -> list[str]:
+    """The parts with dots between them, none of them broken, in as few lines as a hundred columns allow."""
+    glued = "\xa0· ".join(part.replace(" ", "\xa0") for part in parts)  # textwrap breaks at plain spaces only
+    lines = textwrap.wrap(head + glued, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]

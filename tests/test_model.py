@@ -119,6 +119,20 @@ def test_the_configuration_is_read_only_and_names_the_nearest(folder: Path) -> N
     assert copy.deepcopy(config) == config
 
 
+def test_the_configuration_is_shown_short_and_whole(tmp_path: Path) -> None:
+    """Every field once, in few lines of a hundred columns; what is off stands at the end; long lists are cut."""
+    config = lab.open(tiny_model(tmp_path / "q", family="qwen2_moe", layers=40, dense_layers=(1,), window=33)).config
+    lines = repr(config).splitlines()
+    words = re.findall(r"\w+", repr(config))
+    assert len(lines) < 16 and max(map(len, lines)) <= 100
+    assert all(words.count(name) == 1 for name in config)
+    assert "windows 33, None, 33" in repr(config) and "moe_layers 0, 2, 3, 4" in repr(config)
+    assert "clip_qkv" in repr(config).partition("not used: ")[2]
+    assert "moe_layers 0 to 5" in repr(lab.open().config) and "layer_types full_attention in all 6" in repr(
+        lab.open().config
+    )
+
+
 def test_windows_and_dense_layers_are_told_per_layer(tmp_path: Path) -> None:
     """Which layers route, which slide, which share: by layer number."""
     config = lab.open(tiny_model(tmp_path / "w", window=33)).config
