@@ -1,4 +1,4 @@
-/* colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N]
+/* colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N], or --help
  *
  * Runs token ids through a model and prints, for every MoE layer and token, the chosen experts with their gates, then the largest
  * logits of the last token. --generate appends the most likely token N times. Uses the public header only. */
@@ -20,9 +20,19 @@ typedef struct arguments {
     int64_t generate;
 } arguments;
 
+static const char usage_line[] = "usage: colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N]\n";
+static const char help_text[] =
+    "\nRuns token ids through a model and prints, for every MoE layer and token, the chosen experts with their gates,\n"
+    "then the largest logits of the last token.\n\n"
+    "  MODEL         a checkpoint: its folder, or a .safetensors file beside its config.json\n"
+    "  --ids LIST    token ids, separated by commas\n"
+    "  --threads N   threads to use; 0, the default: as many as this process may have\n"
+    "  --generate N  append the most likely token N times\n"
+    "  -h, --help    print this and end\n";
+
 static int usage(const char *complaint, const char *what)
 {
-    fprintf(stderr, "colibri_cli: %s%s\nusage: colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N]\n", complaint, what);
+    fprintf(stderr, "colibri_cli: %s%s\n%s", complaint, what, usage_line);
     return 1;
 }
 
@@ -53,6 +63,14 @@ static bool read_ids(const char *text, arguments *a)
         if (*text != ',')
             return false;
     }
+    return false;
+}
+
+static bool wants_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0)
+            return true;
     return false;
 }
 
@@ -203,8 +221,10 @@ int main(int argc, char **argv)
 {
     arguments a = {0};
     colibri_message message;
-    int failed = read_arguments(argc, argv, &a);
-    if (!failed && run(&a, &message) != COLIBRI_OK) {
+    int failed = 0;
+    if (wants_help(argc, argv))
+        printf("%s%s", usage_line, help_text);
+    else if ((failed = read_arguments(argc, argv, &a)) == 0 && run(&a, &message) != COLIBRI_OK) {
         fprintf(stderr, "colibri_cli: %s\n", message.text);
         failed = 1;
     }

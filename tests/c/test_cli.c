@@ -52,6 +52,18 @@ static void test_it_prints_experts_and_gates_of_every_moe_layer_and_the_largest_
     }
 }
 
+static void test_help_goes_to_standard_output_and_is_no_error(void)
+{
+    const char *const asked[] = {"--help", "-h", "model --ids 1 --help"};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+        char arguments[64];
+        snprintf(arguments, sizeof arguments, "%s 2>/dev/null", asked[i]);
+        outcome out = run(arguments);
+        CHECK(out.status == 0 && strncmp(out.text, "usage: colibri_cli MODEL", 24) == 0);
+        CHECK(strstr(out.text, "--generate N ") != NULL && strstr(out.text, "--threads N ") != NULL);
+    }
+}
+
 static void test_a_wrong_path_is_named_and_the_program_ends_with_1(void)
 {
     outcome out = run("/nowhere/at-all --ids 1,2");
@@ -105,6 +117,7 @@ static void test_output_that_cannot_be_written_is_a_failure(void)
 int main(void)
 {
     RUN(test_it_prints_experts_and_gates_of_every_moe_layer_and_the_largest_logits);
+    RUN(test_help_goes_to_standard_output_and_is_no_error);
     RUN(test_a_wrong_path_is_named_and_the_program_ends_with_1);
     RUN(test_wrong_arguments_are_named_and_the_usage_is_shown);
     RUN(test_an_id_outside_the_vocabulary_is_refused);
