@@ -7,6 +7,8 @@ Each docstring gives the value that chance alone would produce, for a number wit
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,18 +69,24 @@ def _row_entropy(z: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(total), np.nan, np.maximum(h, 0.0))
 
 
-def margin(trace: Trace | HasTrace) -> NDArray[np.float64]:
+def margin(trace: Trace | HasTrace, of: Literal["scores", "logits"] = "scores") -> NDArray[np.float64]:
     """How nearly another expert was chosen: s(k) − s(k+1) on the selection scores, (Lm, T), never negative.
 
-    If no score moves by half of it, the chosen set stays. 0 is an exact tie. +Inf where every expert is chosen (k = E)
-    or the runner-up is excluded (−Inf); NaN for a row that holds a NaN. There is no chance value: it depends on the
-    scores' scale, which the gate rule decides. Raises NotCapturedError when the trace has no scores.
+    `of="logits"` takes the router logits instead: the margin that the explorer shows, except where a bias or a mask
+    makes scores rank the experts differently; there it shows scores and says so. If no score moves by half of it, the
+    chosen set stays. 0 is an exact tie. +Inf where every expert is chosen (k = E) or the runner-up is excluded (−Inf);
+    NaN for a row that holds a NaN. There is no chance value: it depends on the scale, which the gate rule decides for
+    scores. Raises NotCapturedError when the trace has no scores (or no router
+    logits), and ArgumentError for another `of`.
     """
+    taps = {"scores": "scores", "logits": "router_logits"}
+    if of not in taps:
+        raise ArgumentError(f"a margin is of 'scores' or of 'logits', not {of!r}")
     trace = trace_of(trace)
     k, experts = trace.top_k, trace.num_experts
     out = np.full((len(trace.moe_layers), len(trace.ids)), np.inf)
     for row, layer in enumerate(trace.moe_layers):
-        scores = trace[f"layers.{layer}.moe.scores"]
+        scores = trace[f"layers.{layer}.moe.{taps[of]}"]
         for start in range(0, len(scores), _ROWS):
             block = scores[start : start + _ROWS].astype(np.float64)
             nan = np.isnan(block).any(axis=1)

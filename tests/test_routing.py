@@ -66,6 +66,15 @@ class TestAgainstTheDefinition:
             s = sorted((float(v) for v in trace[f"layers.{layer}.moe.scores"][token]), reverse=True)
             assert margin[layer, token] == (s[top_k - 1] - s[top_k] if top_k < experts else math.inf)
 
+    def test_margin_of_logits_is_the_gap_between_router_logits(
+        self, layers: int, experts: int, top_k: int, tokens: int
+    ) -> None:
+        trace = synthetic_trace(layers, experts, top_k, tokens)
+        for row, margin in enumerate(routing.margin(trace, of="logits")):
+            z = -np.sort(-trace[f"layers.{row}.moe.router_logits"].astype(np.float64), axis=1)
+            expected = z[:, top_k - 1] - z[:, top_k] if top_k < experts else np.full(tokens, np.inf)
+            np.testing.assert_array_equal(margin, expected)
+
     def test_coactivation_is_the_share_of_common_tokens(
         self, layers: int, experts: int, top_k: int, tokens: int
     ) -> None:
@@ -103,6 +112,10 @@ class TestSpecialValues:
 
     def test_a_runner_up_that_is_excluded_can_never_win(self) -> None:
         assert routing.margin(with_logits([[1.0, 2.0, -np.inf, -np.inf]], 2)).tolist() == [[math.inf]]
+
+    def test_a_margin_of_something_else_is_refused(self) -> None:
+        with pytest.raises(ArgumentError, match="'scores' or of 'logits', not 'gates'"):
+            routing.margin(synthetic_trace(1, 4, 2, 3), of="gates")  # type: ignore[arg-type]
 
     def test_an_exact_tie_has_the_margin_zero(self) -> None:
         assert routing.margin(with_logits([[1.0, 2.0, 2.0, 2.0]], 2)).tolist() == [[0.0]]

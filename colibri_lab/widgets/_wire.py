@@ -35,6 +35,7 @@ class Request(TypedDict, total=False):
     """Indices into the list of MoE layers."""
     token: int
     text: str
+    """A prompt; with "generate" only when it is to be run first."""
     count: int
 
 

@@ -57,7 +57,6 @@ class RoutingExplorer(anywidget.AnyWidget):
 
     def __init__(self, session_or_trace: RunsPrompts | Trace) -> None:
         self._session: RunsPrompts | None = None
-        self._prompt: str | None = None
         self._version = 0
         self._work = threading.Lock()
         self._stop = threading.Event()
@@ -77,6 +76,7 @@ class RoutingExplorer(anywidget.AnyWidget):
                 f"RoutingExplorer takes a session or a trace, not {type(session_or_trace).__name__}{hint}"
             )
         self._show(trace)
+        self._prompt = self._text()
         super().__init__()
         self.on_msg(self._on_message)
         _cell.remember(self)
@@ -137,12 +137,12 @@ class RoutingExplorer(anywidget.AnyWidget):
         """Empties the session, feeds it `text` as one pass and shows the result. Returns when that is done; `stop` from
         another thread ends it.
 
-        Raises ArgumentError (no session, an empty text), CapacityError (more tokens than the session holds; nothing is
+        Raises ArgumentError (no session, no text), CapacityError (more tokens than the session holds; nothing is
         changed), BusyError (this explorer is already working) and whatever the session raises.
         """
+        session = self._need_session()
+        ids = self._encode(session, text)
         with self._working(f"Running {short(text)}") as work:
-            session = self._need_session()
-            ids = self._encode(session, text)
             self._patiently(session.reset)
             work.left = "The session is empty now; the picture is of the previous run."
             session.feed(ids, progress=lambda done: work.report(round(done * len(ids)), len(ids)))
@@ -150,13 +150,13 @@ class RoutingExplorer(anywidget.AnyWidget):
             self._show(session.trace())
 
     def generate(self, count: int = 32) -> None:
-        """Continues by up to `count` tokens, greedily, and shows the result; `stop` from another thread keeps what was
-        made.
+        """Continues what is shown by up to `count` tokens, greedily, and shows the result; again continues further.
+        `stop` from another thread keeps what was made.
 
         Raises as `run` does, and ArgumentError in an empty session.
         """
+        session = self._need_session()
         with self._working("Generating") as work:
-            session = self._need_session()
             tokens = self._patiently(lambda: session.generate(count, progress=False))
             made = 0
             try:
@@ -165,7 +165,6 @@ class RoutingExplorer(anywidget.AnyWidget):
                     work.report(made, count)
             finally:
                 if made:
-                    self._prompt = None
                     self._show(session.trace())
 
     def stop(self) -> None:
@@ -183,6 +182,8 @@ class RoutingExplorer(anywidget.AnyWidget):
 
     def _encode(self, session: RunsPrompts, text: str) -> list[int]:
         """The prompt's ids, checked before anything is changed."""
+        if not isinstance(text, str):
+            raise ArgumentError(f"A prompt is a text, not {type(text).__name__}.")
         if not text:
             raise ArgumentError("There is no prompt to run: type one first.")
         if session.model.tokenizer is None:
@@ -238,10 +239,11 @@ class RoutingExplorer(anywidget.AnyWidget):
             self._guarded(request)
 
     def _guarded(self, request: Request) -> None:
+        before = self._status
         try:
             self.handle(request)
         except Exception as error:
-            if self._status.get("state") != "error":
+            if self._status is before or self._status.get("state") != "error":  # else the work has told it
                 self._status = {
                     "state": "error",
                     "text": f"{sentence(error)} Nothing was changed.",
@@ -256,8 +258,12 @@ class RoutingExplorer(anywidget.AnyWidget):
         if kind == "ready":
             self._send_all()
         elif kind == "run":
-            self.run(str(request["text"]))
+            self.run(request["text"])
         elif kind == "generate":
+            if "text" in request:  # the prompt box holds another prompt than the one that is shown
+                self.run(request["text"])
+                if self._stop.is_set():
+                    return
             self.generate(int(request["count"]))
         elif kind == "stop":
             self.stop()
@@ -303,7 +309,7 @@ class RoutingExplorer(anywidget.AnyWidget):
         runs = self._session is not None
         return {
             **data.facts(), "title": self._title(), "runs": runs, "recipe": self._recipe(),
-            "prompt": self._prompt if self._prompt is not None else self._text(),
+            "prompt": self._prompt, "parts": self._parts(),
             "why_not": "" if runs else "(opened from a trace; running needs a model)",
             "no_values": "" if recorded else "The trace holds no router logits; capture=\"routing\" keeps them.",
         }  # fmt: skip
@@ -314,6 +320,15 @@ class RoutingExplorer(anywidget.AnyWidget):
         front = [] if tokenizer is None else tokenizer.encode("", special=True)
         trace = self.trace
         return "".join(trace.texts[len(front) if trace.ids[: len(front)] == list(front) else 0 :])
+
+    def _parts(self) -> dict[int, str]:
+        """Bytes, in hexadecimal, of the vocabulary ids here that are less than a character: they have no text."""
+        tokenizer = None if self._session is None else self._session.model.tokenizer
+        if tokenizer is None:
+            return {}
+        trace = self.trace
+        bare = {id for id, text in zip(trace.ids, trace.texts, strict=True) if not text}
+        return {id: tokenizer.piece(id).hex(" ").upper() for id in sorted(bare) if tokenizer.piece(id)}
 
     def _title(self) -> str:
         data = self._shown
@@ -331,7 +346,9 @@ class RoutingExplorer(anywidget.AnyWidget):
             return "import colibri_lab as lab\n\nexplorer = lab.RoutingExplorer(trace)  # the trace that you opened\n"
         path = Path(self._session.model.path)
         model = "" if "bundled" in path.parts else repr(str(path))
-        fed = repr(self._prompt) if self._prompt is not None else str(self.trace.ids)
+        tokenizer = self._session.model.tokenizer
+        whole = tokenizer is not None and tokenizer.encode(self._prompt, special=True) == self.trace.ids
+        fed = repr(self._prompt) if whole else str(self.trace.ids)
         feed = f"session.feed({fed})\n" if self.trace.ids else ""
         session = f"session = lab.open({model}).session()\n{feed}"
         return f"import colibri_lab as lab\n\n{session}explorer = lab.RoutingExplorer(session)\n"

@@ -58,7 +58,8 @@ def _token_line(data: ExplorerData, layer: int, token: int) -> str:
     if here["flags"] & UNRANKED:
         return f"{name}   NaN or +Inf in its router logits: no ranking"
     experts = ", ".join(f"{e} ({g:.2f})" for e, g in zip(here["ids"], here["gates"], strict=True))
-    margin = f"   margin {here['margin']:.2f}" if np.isfinite(here["margin"]) else ""
+    unit = "in score" if data.by_score[data.layers.index(layer)] else "in logits"
+    margin = f"   margin {here['margin']:.2f} {unit}" if np.isfinite(here["margin"]) else ""
     return f"{name}   experts {experts}{margin}"
 
 

@@ -56,6 +56,7 @@ def test_running_all_cells_draws_the_view(lab: Any, view: Any) -> None:
     """Title, sentence, tokens, both cards; Python and the view agree on the selection."""
     expect(view.locator(".facts")).to_have_text(re.compile(r"bundled model · 6 layers × 8 experts, top-2 · \d+ tokens"))
     expect(view.locator(".say")).to_contain_text("sends token")
+    expect(view.locator(".say")).to_contain_text(re.compile(r"left out is [\d.]+ behind in logits"))
     where = selection(lab)
     expect(view.locator("code.code").last).to_have_text(
         f"explorer.selection = dict(layer={where['layer']}, token={where['token']}, expert={where['expert']})"
@@ -205,6 +206,63 @@ def test_a_prompt_is_typed_run_and_continued(lab: Any, view: Any) -> None:
     after = int(lab.python("print(len(session.ids))"))
     assert before < after <= before + 32
     expect(view.locator(".tok")).to_have_count(after)
+    expect(prompt).to_have_value("Two foxes and an egg.")
+    lab.shot("explorer-generated")
+
+
+def test_generate_runs_a_changed_prompt_first(lab: Any, view: Any) -> None:
+    """What was typed is what is continued, and it stays in the box."""
+    prompt = view.get_by_role("textbox", name="Prompt")
+    prompt.fill("An egg and a fox.")
+    view.get_by_role("button", name="Generate 32").click()
+    expect(view.locator(".tx").nth(1)).to_have_text("A")
+    count = int(lab.python("print(len(lab.open().tokenizer.encode('An egg and a fox.')))"))
+    lab.page.wait_for_function("(n) => document.querySelectorAll('.clb .tok').length > n", arg=count)
+    expect(view.get_by_role("button", name="Generate 32")).to_be_enabled()
+    assert "An egg and a fox." in lab.python("print(''.join(session.texts))")
+    assert int(lab.python("print(len(session.ids))")) > count
+    expect(prompt).to_have_value("An egg and a fox.")
+
+
+def test_an_empty_prompt_is_asked_for_in_a_few_words(lab: Any, view: Any) -> None:
+    """Neither an error nor a run; the cursor stands in the box."""
+    prompt = view.get_by_role("textbox", name="Prompt")
+    prompt.fill("")
+    view.get_by_role("button", name="Run").click()
+    expect(view.locator(".said")).to_have_text("Type a prompt first.")
+    expect(prompt).to_be_focused()
+    expect(view.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_prompt_of_two_lines_covers_nothing(lab: Any, view: Any) -> None:
+    """The box grows up to four lines and pushes the next row down."""
+    prompt = view.get_by_role("textbox", name="Prompt")
+    low = view.locator(".ctl")
+    for text in ("one line", "two\nlines", "\n".join("many lines")):
+        prompt.fill(text)
+        box, below = prompt.bounding_box(), low.bounding_box()
+        assert box["y"] + box["height"] <= below["y"]
+        assert box["height"] <= 82
+    prompt.fill("def total(eggs):\n    return n")
+    lab.shot("explorer-two-lines")
+
+
+def test_a_part_of_a_character_is_explained(lab: Any, view: Any) -> None:
+    """Hovering over an id in angle brackets tells which bytes it stands for."""
+    prompt = view.get_by_role("textbox", name="Prompt")
+    prompt.fill("1 — 2")
+    prompt.press("Shift+Enter")
+    part = view.locator(".tok", has_text="‹").first
+    part.hover()
+    expect(view.locator(".say")).to_contain_text("(a part of a character: byte E2)")
+    lab.shot("explorer-part")
+
+
+def test_p_with_eight_experts_says_why_nothing_changes(lab: Any, view: Any) -> None:
+    """Every expert has a colour already."""
+    tokens(view).focus()
+    lab.page.keyboard.press("p")
+    expect(view.locator(".said")).to_have_text("Nothing to pin: each of the 8 experts has a colour of its own.")
 
 
 def test_stop_ends_a_long_generation(lab: Any, view: Any) -> None:
@@ -226,7 +284,8 @@ session.generate = slow"""
     expect(view.locator(".work")).to_contain_text("of 32 tokens", timeout=20_000)
     lab.shot("explorer-working")
     stop.click()
-    expect(view.locator(".said")).to_contain_text("Stopped.")
+    expect(view.locator(".work")).to_have_text(re.compile(r"Stopped\. \d+ new tokens are kept\."))
+    lab.shot("explorer-stopped")
     expect(stop).to_be_disabled()
     lab.python("del session.generate")
     assert int(lab.python("print(len(session.ids))")) < 300

@@ -229,17 +229,45 @@ class TestRunning:
 
     @pytest.mark.parametrize(
         ("text", "error", "words"),
-        [("", ArgumentError, "no prompt to run"), ("x" * 51, CapacityError, "51 tokens and the session holds 50")],
+        [
+            ("", ArgumentError, "no prompt to run"),
+            (None, ArgumentError, "A prompt is a text, not NoneType"),
+            ("x" * 51, CapacityError, "51 tokens and the session holds 50"),
+        ],
     )
     def test_what_cannot_run_changes_nothing(self, text: str, error: type[Exception], words: str) -> None:
-        """Checked before the session is emptied."""
+        """Checked before the session is emptied. A caller in Python gets the error alone, the buttons show it once."""
         session = FakeSession()
         explorer = RoutingExplorer(session)
         explorer.run("hello")
         with pytest.raises(error, match=words):
             explorer.run(text)
         assert session.tokens == 5 and len(explorer.trace.ids) == 5
-        assert explorer._status["text"].endswith("Nothing was changed.")
+        assert explorer._status == {"state": "idle"}
+        explorer._guarded({"kind": "run", "text": text})
+        assert explorer._status["state"] == "error" and explorer._status["text"].endswith("Nothing was changed.")
+
+    def test_generating_keeps_the_prompt_and_runs_a_changed_one_first(self) -> None:
+        """What was typed stays in the box; Generate again continues further; Run starts afresh from it."""
+        session = FakeSession()
+        explorer = RoutingExplorer(session)
+        explorer.handle({"kind": "generate", "text": "hello", "count": 3})
+        assert session.tokens == 5 + 3 and explorer._facts()["prompt"] == "hello"
+        explorer.handle({"kind": "generate", "count": 3})
+        assert session.tokens == 5 + 6 and explorer._facts()["prompt"] == "hello"
+        explorer.handle({"kind": "run", "text": "hello"})
+        assert session.tokens == 5
+
+    def test_stop_in_the_prompt_generates_nothing(self) -> None:
+        """Generate with a changed prompt, stopped while that runs; the next Generate is not stopped."""
+        session = FakeSession()
+        explorer = RoutingExplorer(session)
+        session.on_step = lambda i: explorer.stop() if i == 2 else None
+        explorer.handle({"kind": "generate", "text": "hello", "count": 9})
+        assert session.tokens == 0
+        session.on_step = lambda i: None
+        explorer.handle({"kind": "generate", "count": 9})
+        assert session.tokens == 9
 
     def test_a_trace_cannot_run(self, explorer: RoutingExplorer) -> None:
         """The error says what can."""
@@ -330,6 +358,16 @@ class TestRunning:
         ids = np.frombuffer(buffers[[a["name"] for a in content["arrays"]].index("ids")], np.uint8)
         assert np.array_equal(ids.reshape(-1, 2), session.tape.expert_ids(0))
         assert explorer._text() == "The fox counts the eggs." + "".join(explorer.trace.texts[before:])
+        assert explorer._facts()["prompt"] == "The fox counts the eggs."
+
+    def test_parts_of_a_character_are_given_by_their_bytes(self) -> None:
+        """Tokens without a text of their own; together with the token that ends the character they are its UTF-8."""
+        explorer = RoutingExplorer(colibri_lab.open().session())
+        explorer.run("1 — 2")
+        ids, texts = explorer.trace.ids, explorer.trace.texts
+        bare = [id for id, text in zip(ids, texts, strict=True) if not text]
+        assert " ".join(explorer._facts()["parts"][id] for id in bare) == "E2 80"
+        assert texts[ids.index(bare[-1]) + 1] == "—"
 
     def test_the_recipe_makes_the_same_routing_again(self) -> None:
         """What Copy as code copies, run in an empty namespace."""

@@ -60,7 +60,8 @@ def test_the_text_says_where_what_and_the_busiest() -> None:
     ids, gates = trace["layers.3.moe.expert_ids"][39], trace["layers.3.moe.gates"][39]
     logits = -np.sort(-trace["layers.3.moe.router_logits"][39])
     assert (
-        f"experts {ids[0]} ({gates[0]:.2f}), {ids[1]} ({gates[1]:.2f})   margin {logits[1] - logits[2]:.2f}" in second
+        f"experts {ids[0]} ({gates[0]:.2f}), {ids[1]} ({gates[1]:.2f})   margin {logits[1] - logits[2]:.2f} in logits"
+        in second
     )
     load = np.bincount(trace["layers.3.moe.expert_ids"].ravel(), minlength=8)
     assert f"{load.argmax()} ({100 * load.max() / 40:.0f} %)" in third and third.endswith("chance 25 %")

@@ -13,7 +13,7 @@ export function makeActions(explorer) {
     },
     nextColour: () => explorer.setColour({ expert: "entropy", entropy: "margin", margin: "expert" }[view.by], true),
     pin: () => {
-      if (!view.store?.many) return explorer.tell("Up to 8 experts each have their own colour.");
+      if (!view.store?.many) return explorer.tell(`Nothing to pin: each of the ${view.store?.E ?? 0} experts has a colour of its own.`);
       const on = view.store.pin(view.layer, view.expert);
       explorer.paintLayer();
       explorer.tell(on ? `Expert ${view.expert} keeps a colour in this layer.` : `Expert ${view.expert} is no longer pinned.`);

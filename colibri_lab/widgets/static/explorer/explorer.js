@@ -50,11 +50,7 @@ export class Explorer {
     on("msg:custom", (content, buffers) => this.receive(content, buffers || []));
     on("change:selection", () => this.adopt(model.get("selection")));
     on("change:colour_by", () => this.setColour(model.get("colour_by"), false));
-    on("change:_status", () => {
-      this.showState();
-      const { state, text } = model.get("_status");
-      if (state === "idle" && text) this.tell(text);
-    });
+    on("change:_status", () => this.showState());
     const theme = new MutationObserver(() => this.setTheme());
     for (const node of [document.documentElement, document.body]) theme.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
     const system = matchMedia("(prefers-color-scheme: dark)");
@@ -72,7 +68,7 @@ export class Explorer {
       if (act) this.press(act);
       else if (by) this.setColour(by, true);
     });
-    for (const name of ["input", "focus", "blur"]) parts.prompt.addEventListener(name, () => fitPrompt(parts));
+    parts.prompt.addEventListener("input", () => fitPrompt(parts.prompt));
   }
 
   receive(content, buffers) {
@@ -104,9 +100,9 @@ export class Explorer {
     parts.layerspan.textContent = store.L ? `of ${names[0]}–${names[store.L - 1]}` : "";
     parts.facts.textContent = store.facts.title;
     parts.hints.innerHTML = [["←→", "token"], ["↑↓", "layer"], [store.E <= 10 ? `0–${store.E - 1}` : "X", "expert"], ["C", "colour"], ["?", "all keys"]].map(([k, w]) => `<span class="kbd">${k}</span> ${w}`).join(" ");
-    if (!parts.prompt.classList.contains("open")) parts.prompt.value = store.facts.prompt;
-    fitPrompt(parts);
+    if (store.facts.prompt !== this.ran) parts.prompt.value = this.ran = store.facts.prompt; // else what stands there is the reader's
     this.showState();
+    fitPrompt(parts.prompt);
     this.adopt(this.model.get("selection"), true);
   }
 
@@ -170,14 +166,10 @@ export class Explorer {
 
   press(act) {
     const { parts, model } = this;
-    if (act === "run") {
-      if (parts.actions.run.disabled) return;
-      if (parts.prompt.matches(":focus")) parts.actions.run.focus(); // closes the prompt, which lies over what comes next
-      model.send({ kind: "run", text: parts.prompt.value });
-    } else if (act === "generate") model.send({ kind: "generate", count: 32 });
+    if (act === "run" || act === "generate") this.work(act);
     else if (act === "stop") model.send({ kind: "stop" });
     else if (act === "html") model.send({ kind: "html" });
-    else if (act === "copy") this.copy(parts.code.textContent);
+    else if (act === "copy") this.copy(parts.code.textContent, parts.copied);
     else if (act === "recipe") this.copy(`${this.view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
     else if (act === "traceback") parts.trace.hidden = !parts.trace.hidden;
     else if (act === "copytrace") this.copy(parts.trace.textContent);
@@ -189,17 +181,30 @@ export class Explorer {
     else if (act === "closehelp") showHelp(parts, false);
   }
 
-  copy(text) {
-    const copied = () => this.tell("Copied.");
-    const refused = () => this.tell("The browser refused to copy; select the line and copy it by hand.");
+  // Run takes the prompt; Generate goes on with what is shown, unless the prompt was changed or nothing has run.
+  work(act) {
+    const { parts, model, view } = this;
+    const text = parts.prompt.value;
+    if (parts.actions.run.disabled) return;
+    const fresh = act === "run" || !view.store.T || text !== this.ran;
+    if (fresh && !text) {
+      parts.prompt.focus();
+      return this.tell("Type a prompt first.");
+    }
+    model.send({ kind: act, ...(fresh && { text }), ...(act === "generate" && { count: 32 }) });
+  }
+
+  copy(text, place) {
+    const copied = () => this.tell("Copied.", place);
+    const refused = () => this.tell("The browser refused to copy; select the line and copy it by hand.", place);
     if (navigator.clipboard) navigator.clipboard.writeText(text).then(copied, refused);
     else refused();
   }
 
-  tell(words) {
-    this.parts.said.textContent = words;
+  tell(words, place = this.parts.said) {
+    place.textContent = words;
     clearTimeout(this.telling);
-    this.telling = setTimeout(() => (this.parts.said.textContent = ""), 6000);
+    this.telling = setTimeout(() => (this.parts.said.textContent = this.parts.copied.textContent = ""), 6000);
   }
 
   // ---- drawing ----
@@ -333,13 +338,10 @@ export class Explorer {
   }
 }
 
-// In focus the prompt opens over what is below it; else it is one line, with marks where lines end.
-function fitPrompt({ prompt, oneline }) {
-  const open = prompt.matches(":focus");
-  prompt.classList.toggle("open", open);
-  oneline.textContent = open ? "" : prompt.value.replace(/\n/g, "⏎");
+// As high as its text, up to the style sheet's limit; what is below moves down.
+function fitPrompt(prompt) {
   prompt.style.height = "";
-  if (open) prompt.style.height = `${Math.min(180, Math.max(28, prompt.scrollHeight + 2))}px`;
+  prompt.style.height = `${prompt.scrollHeight + 2}px`;
 }
 
 function download(name, text) {

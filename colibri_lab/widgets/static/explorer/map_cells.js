@@ -16,11 +16,6 @@ export function text(ctx, words, x, y, font, colour, align = "left") {
   ctx.fillText(words, x, y);
 }
 
-// Every n-th index that fits: steps of 1, 2, 5, 10 … or powers of two.
-export function tickStep(pixelsPerItem, room, twos) {
-  for (let power = 1; ; power *= twos ? 2 : 10) for (const step of twos ? [power] : [power, 2 * power, 5 * power]) if (step * pixelsPerItem >= room) return step;
-}
-
 export function drawLoad(ctx, view, layout) {
   const { store, palette } = view;
   const { load, row, top, height, numbers } = layout;
@@ -53,12 +48,7 @@ export function drawLoad(ctx, view, layout) {
     }
   }
   expertAxis(ctx, view, layout);
-  const every = tickStep(load.column, store.L > 12 ? 30 : 16, true);
-  for (let l = 0; l < store.L; l++)
-    if (l % every === 0 || l === store.L - 1) {
-      if (l !== store.L - 1 && (store.L - 1 - l) * load.column < 20) continue;
-      text(ctx, String(store.facts.layers[l]), load.x + (l + 0.5) * load.column, top + height + 13, plain(view), palette.ink2, "center");
-    }
+  for (const l of layout.layerTicks) text(ctx, String(store.facts.layers[l]), load.x + (l + 0.5) * load.column, top + height + 13, plain(view), palette.ink2, "center");
   loadKey(ctx, view, layout, clipped, empty);
 }
 
@@ -79,13 +69,11 @@ function emptyCell(ctx, palette, x, y, w, h) {
 }
 
 function expertAxis(ctx, view, layout) {
-  const { store, palette } = view;
-  const { row, top, load, tokens, every, chips } = layout;
-  for (let e = 0; e < store.E; e++) {
+  const { palette } = view;
+  const { row, top, load, tokens, chips, expertTicks } = layout;
+  if (chips) return; // coloured by layer: drawn with the tokens
+  for (const e of expertTicks) {
     const y = top + e * row;
-    if (chips) continue; // coloured by layer: drawn with the tokens
-    if (e % every && e !== store.E - 1) continue;
-    if (e !== store.E - 1 && (store.E - 1 - e) * row < 12) continue;
     text(ctx, String(e), load.x - 6, y + row / 2 + 4, plain(view), palette.ink2, "right");
     ctx.fillStyle = palette.line2;
     ctx.fillRect(load.x - 4, y + row / 2, 3, 1);
@@ -274,8 +262,7 @@ function tokenAxis(ctx, view, layout) {
       ctx.restore();
     }
   } else {
-    const step = tickStep(tokens.cell, 36, false);
-    for (let t = Math.ceil(tokens.start / step) * step; t < tokens.start + tokens.shown; t += step)
+    for (const t of layout.tokenTicks)
       text(ctx, String(t), tokens.x + (t - tokens.start + 0.5) * tokens.cell, top + height + 13, plain(view), palette.ink2, "center");
   }
   if (tokens.cut) {

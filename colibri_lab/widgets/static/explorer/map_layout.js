@@ -8,6 +8,17 @@ const ROW = { least: 1, most: 22 };
 const CELL = { least: 3, most: 30 }; // width of a token column
 const TITLE = 290; // room for the token map's title, however few the tokens
 
+// Every n-th index that fits: steps of 1, 2, 5, 10 … or powers of two.
+function tickStep(pixelsPerItem, room, twos) {
+  for (let power = 1; ; power *= twos ? 2 : 10) for (const step of twos ? [power] : [power, 2 * power, 5 * power]) if (step * pixelsPerItem >= room) return step;
+}
+
+// Multiples of `step` from `start` on, of `size` in all.
+const multiples = (start, size, step) => Array.from({ length: Math.max(0, Math.ceil((start + size) / step) - Math.ceil(start / step)) }, (_, i) => (Math.ceil(start / step) + i) * step);
+
+// The same up to the last index, which always has a number: one that would touch it gives way.
+const toTheLast = (size, step, room) => multiples(0, size, step).filter((i) => size - 1 - i >= room).concat(size - 1);
+
 export function layoutMaps(store, width, from) {
   const { L, T, E } = store;
   const row = Math.max(ROW.least, Math.min(ROW.most, Math.floor(TALL / E)));
@@ -26,6 +37,9 @@ export function layoutMaps(store, width, from) {
   const labels = cell >= 11;
   return {
     width, row, top, height, load,
+    layerTicks: toTheLast(L, tickStep(column, L > 12 ? 30 : 16, true), 20 / column),
+    expertTicks: toTheLast(E, row >= 12 ? 1 : 2 ** Math.ceil(Math.log2(30 / row)), 12 / row),
+    tokenTicks: labels ? [] : multiples(start, shown, tickStep(cell, 36, false)),
     total: top + height + (labels ? 92 : 76),
     tokens: { x, cell, shown, start, cut, labels, width: shown * cell },
     bars: { x: x + Math.max(shown * cell, Math.min(TITLE, room)) + 16, width: bars - 60, full: bars },
@@ -33,7 +47,6 @@ export function layoutMaps(store, width, from) {
     chips: row >= 16,
     numbers: row >= 14 && column >= 22,
     halves: row >= 8,
-    every: row >= 12 ? 1 : 2 ** Math.ceil(Math.log2(30 / row)),
   };
 }
 

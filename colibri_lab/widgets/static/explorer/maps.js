@@ -87,7 +87,8 @@ export class Maps {
     thin(load.x, load.width);
     if (tokens.shown) thin(tokens.x, tokens.width);
     ring(ctx, palette, load.x + layer * load.column, top - 2, load.column - 1, height + 3);
-    label(ctx, view, String(store.facts.layers[layer]), load.x + (layer + 0.5) * load.column, top + height + 13, palette.ink);
+    const layers = this.layout.layerTicks.map((l) => [store.facts.layers[l], load.x + (l + 0.5) * load.column]);
+    label(ctx, view, store.facts.layers[layer], load.x + (layer + 0.5) * load.column, top + height + 13, palette.ink, layers);
     const i = token - tokens.start;
     if (i >= 0 && i < tokens.shown) {
       const x = tokens.x + i * tokens.cell;
@@ -103,12 +104,24 @@ export class Maps {
         ctx.restore();
       } else {
         const inside = (half) => Math.max(tokens.x + half, Math.min(tokens.x + Math.max(tokens.width, 2 * half) - half, x + tokens.cell / 2));
-        label(ctx, view, String(token), inside(14), top + height + 13, palette.sel);
+        const others = this.layout.tokenTicks.map((t) => [t, tokens.x + (t - tokens.start + 0.5) * tokens.cell]);
+        label(ctx, view, token, inside(14), top + height + 13, palette.sel, others);
         text(ctx, name, inside(34), top + height + 29, `bold 11px ${palette.mono}`, palette.sel, "center");
       }
     }
-    if (!this.layout.chips) label(ctx, view, String(expert), load.x - 6, y + row / 2 + 4, palette.sel, "right");
+    if (!this.layout.chips) this.expertLabel(ctx, view, y + row / 2);
     if (tokens.cut) this.frame(ctx, view);
+  }
+
+  // In the place of the numbers that it would touch.
+  expertLabel(ctx, { palette, expert }, y) {
+    const { load, top, row, expertTicks } = this.layout;
+    ctx.fillStyle = palette.card;
+    for (const e of [expert, ...expertTicks]) {
+      const middle = top + (e + 0.5) * row;
+      if (Math.abs(middle - y) < 12) ctx.fillRect(0, middle - 6, load.x - 5, 12);
+    }
+    text(ctx, String(expert), load.x - 6, y + 4, `bold 11px ${palette.ui}`, palette.sel, "right");
   }
 
   frame(ctx, view) {
@@ -134,14 +147,17 @@ function ring(ctx, palette, x, y, w, h) {
   }
 }
 
-// A bold axis label on the card's colour, over the plain ones that it stands upon.
-function label(ctx, view, words, x, y, colour, align = "center") {
-  ctx.font = `bold 11px ${view.palette.ui}`;
-  ctx.textAlign = align;
-  const width = ctx.measureText(words).width;
-  ctx.fillStyle = view.palette.card;
-  if (align === "right") ctx.fillRect(x - width - 3, y - 14, width + 4, 20); // neighbours above and below are covered too
-  else ctx.fillRect(x - width / 2 - 3, y - 9, width + 6, 12);
-  ctx.fillStyle = colour;
-  ctx.fillText(words, x, y);
+// A bold number of an axis in the place of the plain ones, [number, x], that it would touch.
+function label(ctx, { palette }, number, x, y, colour, others) {
+  const half = (words, weight) => {
+    ctx.font = `${weight}11px ${palette.ui}`;
+    return ctx.measureText(words).width / 2 + 2;
+  };
+  const own = half(number, "bold ");
+  ctx.fillStyle = palette.card;
+  for (const [other, at] of [[number, x], ...others]) {
+    const reach = half(other, "");
+    if (Math.abs(at - x) < reach + own) ctx.fillRect(at - reach, y - 9, 2 * reach, 12);
+  }
+  text(ctx, String(number), x, y, `bold 11px ${palette.ui}`, colour, "center");
 }

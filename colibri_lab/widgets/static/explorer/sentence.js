@@ -2,7 +2,15 @@
 import { FLAG } from "./store.js";
 import { chip, count, escape, fixed, gate, percent, plural, word } from "./format.js";
 
-const token = (view, t) => `token ${t} <b class="m">${escape(word(view.store.facts.texts[t], view.store.kind[t]))}</b>`;
+const token = (view, t) => `token ${t} <b class="m">${escape(word(view.store.facts.texts[t], view.store.kind[t]))}</b>${part(view.store, t)}`;
+
+// Why a token has an id in the place of a text.
+function part({ facts, kind }, t) {
+  if (facts.texts[t]) return "";
+  const bytes = facts.parts[kind[t]];
+  const words = bytes ? `a part of a character: byte${bytes.includes(" ") ? "s" : ""} ${bytes}` : "an id without a text of its own";
+  return ` <span class="sub">(${words})</span>`;
+}
 
 // What the router made of one token in one layer.
 export function tokenSentence(view, layer, t) {
@@ -26,7 +34,7 @@ export function tokenSentence(view, layer, t) {
 
 function behind(view, layer, here) {
   const { store } = view;
-  const unit = store.facts.by_score[layer] ? " in score" : "";
+  const unit = store.facts.by_score[layer] ? " in score" : " in logits";
   const tie = here.flags & FLAG.tie ? ' <span class="badge warn">≈ near-tie in bf16</span>' : "";
   if (store.K >= store.E) return "Every expert is chosen here.";
   if (Number.isNaN(here.margin)) return "Router logits were not recorded, so margin and entropy are unknown.";

@@ -21,7 +21,7 @@ export function showStatus(parts, store, status, kernel) {
   const focused = parts.say.getRootNode().activeElement;
   const mine = focused === run || focused === generate || focused === parts.prompt;
   run.disabled = !able || !runs || working || waiting;
-  generate.disabled = run.disabled || !store?.T;
+  generate.disabled = run.disabled;
   stop.disabled = !able || !(working || waiting);
   html.disabled = !able;
   if ((working || waiting) && mine) stop.focus();
@@ -29,13 +29,14 @@ export function showStatus(parts, store, status, kernel) {
   html.hidden = kernel === "page";
   parts.prompt.disabled = !runs || !able;
   parts.prompt.placeholder = runs ? "Type a prompt, then press Run" : store?.facts.why_not ?? "";
-  if (!runs && store) parts.prompt.value = parts.oneline.textContent = "";
-  parts.work.hidden = !(working || waiting) && able;
+  if (!runs && store) parts.prompt.value = "";
+  const ended = state === "idle" && status.text; // how the last work ended, until the next begins
+  parts.work.hidden = !(working || waiting || ended) && able;
   parts.work.classList.toggle("nokernel", !able);
   parts.body.classList.toggle("dimmed", working);
   if (!able) parts.worktext.innerHTML = kernel === "page" ? "" : `<b class="bad">✗</b> ${escape(WHY[kernel]).replace("No kernel.", "<b>No kernel.</b>")}`;
   else if (working) parts.worktext.innerHTML = progress(status);
-  else if (waiting) parts.worktext.textContent = status.text;
+  else if (waiting || ended) parts.worktext.textContent = status.text;
   if (kernel === "page") parts.work.hidden = true;
   parts.meter.parentElement.hidden = !able || !status.total;
   parts.meter.style.width = `${status.total ? (100 * status.done) / status.total : 0}%`;
