@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
+import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,9 +36,24 @@ def copy_notebooks(folder: Path, force: bool = False) -> list[Path]:
     for source in shipped_notebooks():
         target = folder / source.name
         if force or not target.exists():
-            shutil.copyfile(source, target)
+            target.write_text(_of_this_python(source.read_text(encoding="utf-8")), encoding="utf-8")
             made.append(target)
     return made
+
+
+def _of_this_python(notebook: str) -> str:
+    """The notebook with what JupyterLab would note of the kernel on opening it, so that a look is not yet a change."""
+    book = json.loads(notebook)
+    book["metadata"]["language_info"] = {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": platform.python_version(),
+    }
+    return json.dumps(book, indent=1, ensure_ascii=False) + "\n"
 
 
 def lab_command(arguments: Sequence[str], root: bool) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -84,6 +86,7 @@ def test_notebooks_are_copied_and_never_overwritten(tmp_path: Path) -> None:
     assert colibri_lab("notebooks", "mine", folder=tmp_path).returncode == 0
     first = target / "00_first_look.ipynb"
     shipped = first.read_bytes()
+    assert json.loads(shipped)["metadata"]["language_info"]["version"] == platform.python_version()
     first.write_text("edited")
     (target / _cli.FIRST_NOTEBOOK).unlink()
     done = colibri_lab("notebooks", "mine", folder=tmp_path)
