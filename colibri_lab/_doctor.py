@@ -195,7 +195,8 @@ def _opens(path: Path, report: Report) -> None:
         report.notes.append("whether lab.open takes it is not known: the compiled engine is not built here")
         return
     try:
-        model.open(path).close()
+        with model.open(path) as opened:
+            report.notes += opened.info["not_used"]
     except (ColibriError, OSError) as error:
         report.opens = False
         report.problems.append(f"lab.open refuses it: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gc
 import os
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -103,8 +104,8 @@ class Model:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What was opened and how it runs: files, bytes, dtypes, parameters, code path, threads, and weights that had
-        to be copied.
+        """What was opened and how it runs: files, bytes, dtypes, parameters, what the files hold and the model does not
+        use, weights that had to be copied, code path, threads.
         """
         tensors: dict[tuple[str, int], core.Weight] = {}
         for name in self.weights:  # a tied weight has two names and one place
@@ -121,6 +122,7 @@ class Model:
             "bytes": sum(_elements(weight) * weight.dtype.itemsize for weight in tensors.values()),
             "parameters": sum(map(_elements, tensors.values())),
             "dtypes": dtypes,
+            "not_used": _not_used(self._engine.unused(), self.config["num_hidden_layers"]),
             "copied_weights": {
                 w.name: f"its {w.dtype} values begin at byte {w.file_offset}, not at a multiple of {w.dtype.itemsize}"
                 for w in map(self.weights.describe, self.weights)
@@ -219,6 +221,23 @@ def _elements(weight: core.Weight) -> int:
     for size in weight.shape:
         count *= size
     return count
+
+
+def _not_used(names: Iterable[str], layers: int) -> list[str]:
+    """Sentences about tensors that the files hold and the model does not use; [] when it uses all."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for name in names:
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if layer and int(layer[1]) >= layers:
+            groups.setdefault(("layer", f"in the file beyond num_hidden_layers = {layers}"), set()).add(layer[1])
+        elif name.startswith("mtp."):
+            groups.setdefault(("tensor", "of heads that predict several tokens at once (mtp.)"), set()).add(name)
+        else:
+            groups.setdefault(("stored rotary table", "(inv_freq; it is computed instead)"), set()).add(name)
+    return [
+        f"{len(members)} {what}s {which} are not used" if len(members) > 1 else f"1 {what} {which} is not used"
+        for (what, which), members in groups.items()
+    ]
 
 
 def _other_file(path: Path) -> str | None:

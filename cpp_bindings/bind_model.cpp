@@ -63,6 +63,14 @@ static py::tuple weights(const Model &model)
     return out;
 }
 
+static std::vector<std::string> unused(const Model &model)
+{
+    std::vector<std::string> names(colibri_model_unused_count(model.get()));
+    for (size_t i = 0; i < names.size(); i++)
+        names[i] = colibri_model_unused(model.get(), i);
+    return names;
+}
+
 static colibri_weight weight_at(const Model &model, size_t index)
 {
     if (index >= colibri_model_weight_count(model.get()))
@@ -114,6 +122,7 @@ void bind_model(py::module_ &m)
         .def("fields", &fields)
         .def("layer", &layer, py::arg("index"), "(is_moe, has_shared_expert, window).")
         .def("weights", &weights)
+        .def("unused", &unused, "Names of the tensors in the files that no computation uses.")
         .def("weight", &weight_view, py::arg("index"))
         .def("float32", &weight_float32, py::arg("index"))
         .def("census", &weight_census, py::arg("index"));

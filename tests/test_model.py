@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import read_safetensors
+from checkpoints import read_safetensors, write_safetensors
 
 import colibri_lab as lab
 from colibri_lab.testing import synthetic_trace, tiny_model
@@ -190,6 +190,24 @@ def test_info_says_what_was_opened_and_how_it_runs(folder: Path) -> None:
     model.session(max_tokens=8).feed([1, 2, 3])
     memory = model.memory()
     assert memory["mapped"] == info["bytes"] and 0 < memory["resident"] <= memory["mapped"] + 2 * 4096
+
+
+def test_layers_beyond_the_configured_ones_are_told_to_be_unused(tmp_path: Path) -> None:
+    """A cut num_hidden_layers, heads for several tokens and rotary tables: in info and the doctor's notes."""
+    folder = tiny_model(tmp_path / "m", layers=6)
+    assert lab.open(folder).info["not_used"] == []
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    extra = {"mtp.head.weight": np.ones(2, np.float32), "model.layers.0.rotary_emb.inv_freq": np.ones(4, "f4")}
+    write_safetensors(folder / "model.safetensors", {**read_safetensors(folder / "model.safetensors"), **extra})
+    model, report = lab.open(folder), lab.doctor(folder)
+    assert model.info["not_used"] == [
+        "2 layers in the file beyond num_hidden_layers = 4 are not used",
+        "1 tensor of heads that predict several tokens at once (mtp.) is not used",
+        "1 stored rotary table (inv_freq; it is computed instead) is not used",
+    ]
+    assert report.ok and set(model.info["not_used"]) <= set(report.notes)
+    assert model.session(max_tokens=4).feed([1]).logits.shape == (64,)
 
 
 def misaligned(folder: Path) -> None:

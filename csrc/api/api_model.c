@@ -89,3 +89,13 @@ colibri_weight colibri_model_weight(const colibri_model *model, size_t index)
 {
     return model_data_weight(model->data, index);
 }
+
+size_t colibri_model_unused_count(const colibri_model *model)
+{
+    return model->data->n_unused;
+}
+
+const char *colibri_model_unused(const colibri_model *model, size_t index)
+{
+    return model_data_unused(model->data, index);
+}

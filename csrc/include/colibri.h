@@ -146,6 +146,11 @@ typedef struct colibri_weight {
 size_t colibri_model_weight_count(const colibri_model *model);
 colibri_weight colibri_model_weight(const colibri_model *model, size_t index);
 
+/* Names of the tensors that the files hold and no computation uses, ignored as transformers ignores them: layers beyond
+ * num_hidden_layers, multi-token prediction heads (mtp.), stored rotary tables. They live as long as the model. */
+size_t colibri_model_unused_count(const colibri_model *model);
+const char *colibri_model_unused(const colibri_model *model, size_t index);
+
 /* ---- 4. session ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct colibri_session colibri_session;

@@ -76,6 +76,7 @@ void model_data_free(model_data *m)
         free(m->weights.layers[l].experts);
     free(m->weights.layers);
     free(m->entries);
+    free(m->unused);
     free(m->inv_freq);
     checkpoint_free(m->checkpoint);
     free(m);

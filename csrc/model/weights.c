@@ -229,14 +229,19 @@ static bool is_ignored(const config *c, const char *name)
     return canonical && layer >= c->num_hidden_layers;
 }
 
-static colibri_status refuse_unknown(const binder *b)
+/* Notes the tensors that the reference ignores too; any other that nobody asked for is refused. */
+static colibri_status sort_unused(const binder *b)
 {
     const checkpoint *c = b->m->checkpoint;
     for (int64_t i = 0; i < c->n_tensors; i++) {
         const tensor *t = &c->tensors[i];
         size_t length = strlen(t->name);
-        if (b->used[i] || is_ignored(&b->m->config, t->name))
+        if (b->used[i])
             continue;
+        if (is_ignored(&b->m->config, t->name)) {
+            b->m->unused[b->m->n_unused++] = t;
+            continue;
+        }
         bool is_bias = length > 5 && strcmp(t->name + length - 5, ".bias") == 0, is_scale = strstr(t->name, "scale") != NULL;
         return fail(b->message, is_scale ? COLIBRI_ERROR_UNSUPPORTED : COLIBRI_ERROR_FORMAT,
                     "%s: tensor \"%.200s\" has no place in a %s model with this config.json%s", checkpoint_file_path(c, t),
@@ -264,7 +269,8 @@ static colibri_status allocate(binder *b)
     m->weights.layers = calloc((size_t)c->num_hidden_layers, sizeof *m->weights.layers);
     m->entries = malloc(most_entries(c) * sizeof *m->entries);
     b->used = calloc((size_t)m->checkpoint->n_tensors + 1, sizeof *b->used);
-    bool complete = m->weights.layers != NULL && m->entries != NULL && b->used != NULL;
+    m->unused = malloc(((size_t)m->checkpoint->n_tensors + 1) * sizeof *m->unused);
+    bool complete = m->weights.layers != NULL && m->entries != NULL && b->used != NULL && m->unused != NULL;
     for (int64_t l = 0; l < c->num_hidden_layers && complete; l++) {
         if (c->is_moe[l]) {
             m->weights.layers[l].experts = calloc((size_t)c->num_experts, sizeof(ffn_weights));
@@ -282,7 +288,7 @@ colibri_status weights_bind(model_data *m, colibri_message *message)
     if (status == COLIBRI_OK)
         status = bind_all(&b);
     if (status == COLIBRI_OK)
-        status = refuse_unknown(&b);
+        status = sort_unused(&b);
     free(b.used);
     return status;
 }
@@ -314,4 +320,9 @@ colibri_weight model_data_weight(const model_data *m, size_t index)
     out.array.strides[n++] = size;
     out.array.n_dims = n;
     return out;
+}
+
+const char *model_data_unused(const model_data *m, size_t index)
+{
+    return m->unused[index]->name;
 }

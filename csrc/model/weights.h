@@ -47,19 +47,22 @@ typedef struct model_data {
     struct checkpoint *checkpoint; /* mapped files and the tensor table; checkpoint.h */
     weight_entry *entries;         /* [n_entries], in the canonical order */
     size_t n_entries;
+    const struct tensor **unused; /* [n_unused]: in the files, and ignored as transformers ignores them */
+    size_t n_unused;
 } model_data;
 
 colibri_status model_data_open(const char *path, model_data **out, colibri_message *message);
 void model_data_free(model_data *m); /* accepts NULL */
 colibri_status model_data_check_files(const model_data *m, colibri_message *message);
 
-/* Fills m->weights and m->entries from m->checkpoint (weights.c): every tensor that the config asks for must be there, with its
+/* Fills m->weights, m->entries and m->unused from m->checkpoint (weights.c): every tensor that the config asks for must be there, with its
  * shape and in f32, f16 or bf16, and every tensor that is there must be asked for, but for those which transformers ignores. */
 colibri_status weights_bind(model_data *m, colibri_message *message);
 
 /* For the public weight table: entry `index` in the canonical order, and how many there are. */
 size_t model_data_weight_count(const model_data *m);
 colibri_weight model_data_weight(const model_data *m, size_t index);
+const char *model_data_unused(const model_data *m, size_t index); /* the tensor's name; index < n_unused */
 
 /* For the public field table. */
 size_t model_data_field_count(const model_data *m);

@@ -193,7 +193,7 @@ static void test_J4_unknown_tensors_are_an_error_not_a_shrug(void)
     }
 }
 
-static void test_layers_behind_the_last_and_recomputed_tables_are_ignored(void)
+static void test_layers_behind_the_last_and_recomputed_tables_are_ignored_and_named(void)
 {
     start(4);
     shelf_add(&s, "model.layers.2.eh_proj.weight", 3, 0, 0, 0);
@@ -201,6 +201,11 @@ static void test_layers_behind_the_last_and_recomputed_tables_are_ignored(void)
     shelf_add(&s, "mtp.layers.0.weight", 3, 0, 0, 0);
     shelf_add(&s, "model.layers.0.self_attn.rotary_emb.inv_freq", 2, 0, 0, 0);
     opens(mixtral_config);
+    CHECK(m->n_unused == 4);
+    for (size_t i = 0; i < m->n_unused; i++)
+        CHECK(strstr("model.layers.2.eh_proj.weight model.layers.61.mlp.experts.0.gate_proj.weight mtp.layers.0.weight "
+                     "model.layers.0.self_attn.rotary_emb.inv_freq",
+                     model_data_unused(m, i)) != NULL);
     model_data_free(m);
     finish();
 }
@@ -439,7 +444,7 @@ int main(void)
     RUN(test_A6_separate_experts_are_w1_gate_w3_up_w2_down);
     RUN(test_C5_fused_and_separate_experts_must_be_complete);
     RUN(test_J4_unknown_tensors_are_an_error_not_a_shrug);
-    RUN(test_layers_behind_the_last_and_recomputed_tables_are_ignored);
+    RUN(test_layers_behind_the_last_and_recomputed_tables_are_ignored_and_named);
     RUN(test_J4_explicit_head_dim_and_norms_of_qwen3);
     RUN(test_sizes_that_contradict_the_tensors_are_refused_with_both);
     RUN(test_the_dtype_is_per_tensor_and_others_are_refused_by_name);
