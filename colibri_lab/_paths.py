@@ -67,7 +67,7 @@ class TapTable:
                             yield path.replace("{e}", str(expert)), Place(n, layer, expert)
         yield from ((self.kinds[n].path, Place(n, -1, -1)) for n in after)
 
-    def find(self, path: str) -> Place:
+    def find(self, path: object) -> Place:
         """Where `path` lies. Raises TapError for an unknown path, and for a layer or expert that the model does not
         have.
         """

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._engine import core
-from colibri_lab.errors import ArgumentError, BusyError, NonFiniteError
+from colibri_lab.errors import ArgumentError, BusyError, NonFiniteError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.sampling import check_options, sample
 from colibri_lab.streaming import TextStream
@@ -48,12 +48,12 @@ def generate(
     progress: Progress,
 ) -> Iterator[Token]:
     """See `Session.generate`. Arguments are checked here, at the call; the tokens come from the iterator."""
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+    if not is_whole(n) or n < 0:
         raise ArgumentError(f"generate takes a number of tokens, 0 or more; this is {n!r:.80}")
     check_options(temperature, top_k, top_p)
     if not session._engine.length:
         raise ArgumentError("an empty session has nothing to continue; feed it first")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+    if not is_whole(seed) or seed < 0:
         raise ArgumentError(f"seed must be a whole number, 0 or more; it is {seed!r:.80}")
     stops = frozenset(session.model.end_ids) if stop_ids is None else _stops(stop_ids)
     rng = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ def generate(
 
 def _stops(stop_ids: Iterable[int]) -> frozenset[int]:
     ids = list(stop_ids) if isinstance(stop_ids, Iterable) else [None]
-    if any(isinstance(i, bool) or not isinstance(i, int | np.integer) for i in ids):
+    if not all(map(is_whole, ids)):
         raise ArgumentError(f"stop_ids must be whole token ids such as (2,), or () for none; this is {stop_ids!r:.80}")
     return frozenset(map(int, ids))
 

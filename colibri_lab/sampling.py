@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_lab.errors import ArgumentError, NonFiniteError
+from colibri_lab.errors import ArgumentError, NonFiniteError, is_number, is_whole
 
 __all__ = ["check_options", "sample"]
 
@@ -17,9 +17,9 @@ __all__ = ["check_options", "sample"]
 def check_options(temperature: float, top_k: int, top_p: float) -> None:
     """Raises ArgumentError, with the valid range, for an option outside it."""
     for name, value in (("temperature", temperature), ("top_p", top_p)):
-        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        if not is_number(value):
             raise ArgumentError(f"{name} is {value!r:.80}; it must be a number")
-    if isinstance(top_k, bool) or not isinstance(top_k, int | np.integer):
+    if not is_whole(top_k):
         raise ArgumentError(f"top_k is {top_k!r:.80}; it must be a whole number, 0 (all tokens) or more")
     if not 0 <= temperature <= sys.float_info.max:
         raise ArgumentError(f"temperature is {temperature}; it must be 0 (greedy) or a positive number")
@@ -61,7 +61,7 @@ def sample(
         raise NonFiniteError(f"all {z.size} logits are -Inf: no token is possible")
     shifted = z - largest
     log_total = math.log(float(np.exp(shifted).sum()))
-    chosen = int(z.argmax()) if temperature == 0 else _draw(shifted, temperature, top_k, top_p, rng)
+    chosen = int(z.argmax()) if temperature == 0 else _draw(shifted, float(temperature), int(top_k), float(top_p), rng)
     return chosen, float(shifted[chosen]) - log_total
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._engine import core
-from colibri_lab.errors import ArgumentError, BusyError, NotCapturedError
+from colibri_lab.errors import ArgumentError, BusyError, NotCapturedError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.tape import Tape
 from colibri_lab.trace import Trace
@@ -304,7 +304,7 @@ def _count(name: str, value: int | None) -> int:
     """A positive number for the engine, whose 0 means "you choose"."""
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 < value < 2**31:
+    if not is_whole(value) or not 0 < value < 2**31:
         raise ArgumentError(f"{name} must be a positive whole number, or None; this is {value!r:.80}")
     return int(value)
 

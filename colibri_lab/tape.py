@@ -46,7 +46,7 @@ class Tape(Mapping[str, Array]):
 
     def __contains__(self, path: object) -> bool:
         try:
-            place = self._session.model._taps.find(path)  # type: ignore[arg-type]
+            place = self._session.model._taps.find(path)
         except ColibriError:
             return False
         return self._session._engine.captures(place.kind, max(place.layer, 0))

@@ -32,7 +32,7 @@ Array = NDArray[Any]
 EXPERT_TAPS = ("tokens", "input", "gate", "up", "hidden", "output")
 """Taps of one expert; each is stored as `layers.{l}.moe.dispatch.{tap}`."""
 
-_META = {
+_META: dict[str, type | tuple[type, ...]] = {
     "producer": str, "producer_version": str, "model_type": str, "num_hidden_layers": int, "moe_layers": (list, tuple),
     "num_experts": int, "top_k": int, "gate_rule": str, "passes": (list, tuple), "edits": (list, tuple),
 }  # fmt: skip
@@ -329,7 +329,7 @@ def _check_meta(meta: Mapping[str, Any], tokens: int) -> None:
     for name, kind in _META.items():
         if name not in meta:
             raise ArgumentError(f"a trace's meta needs '{name}'; it has {', '.join(sorted(meta)) or 'nothing'}")
-        if not isinstance(meta[name], kind) or isinstance(meta[name], bool):  # type: ignore[arg-type]
+        if not isinstance(meta[name], kind) or isinstance(meta[name], bool):
             raise FormatError(f"meta['{name}'] is a {type(meta[name]).__name__}: {meta[name]!r:.80}")
     layers, moe, experts, chosen = (
         meta["num_hidden_layers"],
