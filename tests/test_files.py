@@ -15,13 +15,15 @@ import colibri_lab as lab
 from colibri_lab.identity import model_identity
 from colibri_lab.sniff import read_json
 from colibri_lab.testing import synthetic_trace, tiny_model
+from colibri_lab.widgets.html import write_page
 
 TRACE = synthetic_trace(2, 4, 2, 5)
 READERS: dict[str, Callable[[Any], Any]] = {
     "open": lab.open, "load_trace": lab.load_trace, "identity": lambda path: model_identity([path]),
 }  # fmt: skip
 TAKERS = READERS | {
-    "save": TRACE.save, "doctor": lab.doctor, "tokenizer": lab.Tokenizer.load, "tiny_model": tiny_model,
+    "save": TRACE.save, "to_html": lambda path: write_page(path, "page"),
+    "doctor": lab.doctor, "tokenizer": lab.Tokenizer.load, "tiny_model": tiny_model,
 }  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def test_a_tilde_is_the_home_folder_everywhere(tmp_path: Path, monkeypatch: pyte
     assert folder == tmp_path / "home" / "m" and lab.open("~/m").path == folder and lab.doctor(Path("~/m")).ok
     TRACE.save("~/run.safetensors")
     assert lab.load_trace(Path("~/run.safetensors")).ids == TRACE.ids and os.listdir(tmp_path) == ["home"]
-    assert lab.Tokenizer.load("~/m") is None
+    assert lab.Tokenizer.load("~/m") is None and write_page("~/page.html", "é") == tmp_path / "home" / "page.html"
     assert model_identity(["~/m/model.safetensors"]) == model_identity([folder / "model.safetensors"])
 
 

@@ -77,7 +77,7 @@ ANALYSES = {"routing", "numerics", "diff", "cache", "nan"}  # functions of a Tra
 ANALYSES_MAY_USE = {"errors", "trace"}
 ANALYSES_FOREIGN = {"numpy"}
 ABOVE_THE_ENGINE = {"model", "weights", "session", "stepper", "tape", "generate"}
-WIDGETS_MAY_USE = {"errors", "trace", "trace_file", "progress", "widgets"} | ANALYSES
+WIDGETS_MAY_USE = {"_files", "errors", "trace", "trace_file", "progress", "widgets"} | ANALYSES
 WIDGET_USERS = {"__init__", "_cli"}
 HEAVY = {"torch", "transformers", "matplotlib", "ipywidgets", "anywidget", "IPython", "traitlets"}
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 import base64
 import html
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from colibri_lab.errors import FileError
+from colibri_lab._files import local_path, whole_file
 from colibri_lab.widgets._modules import join_modules, static_text
 
 __all__ = ["explorer_page", "write_page"]
@@ -80,30 +79,12 @@ render({{ model, el }});
 """
 
 
-def write_page(path: str | os.PathLike[str], text: str) -> Path:
+def write_page(path: str | PathLike[str], text: str) -> Path:
     """Writes `text` under a temporary name beside `path` and renames it, so that no half-written page is ever seen.
 
     Raises FileError when it cannot be written.
     """
-    target = Path(path)
-    if target.exists() and not target.is_file():  # a rename would put a file in the place of a device
-        raise FileError(f"cannot write the page to {target}: it is there and no regular file")
-    try:
-        _replace(target, text)
-    except OSError as error:
-        raise FileError(f"cannot write the page to {target}: {error.strerror or error}") from error
+    target = local_path(path)
+    with whole_file(target, "the page") as file:
+        file.write(text.encode())
     return target
-
-
-def _replace(target: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner reads
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
