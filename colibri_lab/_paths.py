@@ -30,7 +30,9 @@ class Place(NamedTuple):
 
 
 def matcher(pattern: str) -> re.Pattern[str]:
-    """`*` stands for any run of characters, as in `capture`; everything else is itself."""
+    """`*` stands for any run of characters, as in `capture`; everything else is itself. Raises TapError for no text."""
+    if not isinstance(pattern, str):
+        raise TapError(f"a pattern of tap paths is a text such as 'layers.*.moe.gates'; this is {pattern!r:.80}")
     return re.compile(".*".join(map(re.escape, pattern.split("*"))))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_lab.errors import ArgumentError
+from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.trace import Trace
 
 Array = NDArray[Any]
@@ -61,6 +61,9 @@ def synthetic_trace(
     their scores and gates follow. The same arguments give the same bytes.
     Raises ArgumentError for sizes that contradict each other.
     """
+    sizes = (layers, experts, top_k, tokens, seed, *(() if hidden is None else (hidden,)), *(passes or ()))
+    if not all(map(is_whole, sizes)):
+        raise ArgumentError(f"the sizes and the seed of a synthetic trace are whole numbers; these are {sizes!r:.80}")
     if not (layers >= 1 and 1 <= top_k <= experts and tokens >= 0):
         raise ArgumentError(f"no trace has {layers} layers, {top_k} of {experts} experts chosen and {tokens} tokens")
     counts = [tokens] if passes is None else [int(n) for n in passes]

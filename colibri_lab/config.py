@@ -32,7 +32,7 @@ class Config(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         try:
             return self._values[name]
-        except KeyError:
+        except (KeyError, TypeError):
             raise TapError(f"the configuration has no field '{name}'{nearest(str(name), self._values)}") from None
 
     def __getattr__(self, name: str) -> Any:

@@ -36,6 +36,8 @@ class Token:
     def __int__(self) -> int:
         return self.id
 
+    __index__ = __int__
+
 
 def generate(
     session: Session,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri_lab.errors import NotCapturedError
+from colibri_lab.errors import ArgumentError, NotCapturedError
 
 __all__ = ["NonFiniteWeight", "weights"]
 
@@ -43,10 +43,12 @@ def weights(model_or_session: Any) -> list[NonFiniteWeight]:
 
     Of a session, each expert's weight also tells how many tokens were sent there: an expert that no token chose takes
     part in no arithmetic, so its NaN harm nothing yet. Reads every weight once. Raises FileError when a file changed
-    under the model.
+    under the model, ArgumentError for what is neither a model nor a session.
     """
     session = model_or_session if hasattr(model_or_session, "tape") else None
-    table = (session.model if session is not None else model_or_session).weights
+    table = getattr(session.model if session is not None else model_or_session, "weights", None)
+    if table is None:
+        raise ArgumentError(f"a model or a session has weights; this is a {type(model_or_session).__name__}")
     found = []
     for name in table:
         n_nan, n_inf, _, first = table.census(name)

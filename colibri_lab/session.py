@@ -80,7 +80,9 @@ class Passes(Sequence[Pass]):
         count = len(self)
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(count))]
-        number = range(count)[index]  # IndexError as for a list
+        if not -count <= index < count:
+            raise IndexError(f"there is no pass {index}; the session has {count}")
+        number = index % count
         return self._session._pass(number, last=number == count - 1)
 
     def __repr__(self) -> str:

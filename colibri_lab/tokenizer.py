@@ -10,9 +10,10 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from colibri_lab._files import local_path
 from colibri_lab.errors import ArgumentError, FileError, FormatError
@@ -101,8 +102,10 @@ class Tokenizer:
 
         Special tokens written in the text are always taken as tokens. A start token that is then there twice gives a
         warning.
-        Raises ArgumentError for text that is not Unicode (a lone surrogate).
+        Raises ArgumentError for what is no text, or not Unicode (a lone surrogate).
         """
+        if not isinstance(text, str):
+            raise ArgumentError(f"encode takes a text; this is {text!r:.80}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -116,25 +119,27 @@ class Tokenizer:
             warnings.warn(f"the start token {token!r} stands twice at the beginning; {hint}", stacklevel=2)
         return ids
 
-    def decode(self, ids: Iterable[int], special: bool = True) -> str:
+    def decode(self, ids: Iterable[SupportsIndex], special: bool = True) -> str:
         """The text of `ids`; `special=False` leaves special tokens out.
 
         Equals the library's decode for whole text. Bytes that form no character are shown as U+FFFD, ids that the
-        tokenizer does not know as ⟨id⟩.
+        tokenizer does not know as ⟨id⟩. Raises ArgumentError for what are no ids.
         """
         hidden = frozenset() if special else self._special_ids()
-        return "".join(TextStream(self).all(token_id for token_id in ids if token_id not in hidden))
+        return "".join(TextStream(self).all(token_id for token_id in _whole(ids) if token_id not in hidden))
 
-    def texts(self, ids: Iterable[int]) -> list[str]:
+    def texts(self, ids: Iterable[SupportsIndex]) -> list[str]:
         """One readable text per token, which joined are `decode(ids)`.
 
-        A character spelled by several tokens belongs to the last of them, and the others have "".
+        A character spelled by several tokens belongs to the last of them, and the others have "". Raises ArgumentError
+        for what are no ids.
         """
-        return TextStream(self).all(ids)
+        return TextStream(self).all(_whole(ids))
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it (with `Ġ` or `▁` for a space), or None."""
-        name: str | None = self._inner.id_to_token(token_id) if token_id >= 0 else None
+        (number,) = _whole([token_id])
+        name: str | None = self._inner.id_to_token(number) if 0 <= number < 2**32 else None  # what the library takes
         return name
 
     def piece(self, token_id: int, first: bool = False) -> bytes:
@@ -182,6 +187,14 @@ class Tokenizer:
         token = self.special_tokens.get(role)
         found: int | None = None if token is None else self._inner.token_to_id(token)
         return found
+
+
+def _whole(ids: Iterable[SupportsIndex]) -> list[int]:
+    """The ids as a list of int; a generated Token counts as its id."""
+    try:
+        return [index(token_id) for token_id in ids]
+    except TypeError:
+        raise ArgumentError(f"token ids are a row of whole numbers; this is {ids!r:.80}") from None
 
 
 def _byte_alphabet() -> dict[str, int]:

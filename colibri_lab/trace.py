@@ -130,11 +130,13 @@ class Trace(Mapping[str, Array]):
     # ---- arrays ----
 
     def __getitem__(self, path: str) -> Array:
+        if not isinstance(path, str):
+            raise TapError(f"a tap path is a text such as 'layers.0.moe.gates'; this is {path!r:.80}")
         if path in self._arrays:
             return self._arrays[path]
-        expert = _EXPERT.fullmatch(path) if isinstance(path, str) else None
+        expert = _EXPERT.fullmatch(path)
         if expert is None:
-            raise self._missing(str(path))
+            raise self._missing(path)
         layer, number, tap = int(expert[1]), int(expert[2]), expert[3]
         if tap not in EXPERT_TAPS:
             raise TapError(f"an expert has no tap '{tap}'; it has {', '.join(EXPERT_TAPS)}")
@@ -200,8 +202,8 @@ class Trace(Mapping[str, Array]):
     def _expert_spans(self, layer: int, expert: int) -> list[tuple[int, int]]:
         """Rows [start, stop) of one expert in the packed arrays, pass by pass."""
         self._require_moe_layer(layer)
-        if not 0 <= expert < self.num_experts:
-            raise TapError(f"there is no expert {expert}; experts are 0 to {self.num_experts - 1}")
+        if not (is_whole(expert) and 0 <= expert < self.num_experts):
+            raise TapError(f"there is no expert {expert!r:.80}; experts are 0 to {self.num_experts - 1}")
         offsets = self._arrays.get(f"layers.{layer}.moe.dispatch.offsets")
         if offsets is None:
             raise NotCapturedError(f'layer {layer} has no expert rows in this trace; record again with capture="moe"')
