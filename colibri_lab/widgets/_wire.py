@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ArraySpec", "Block", "Column", "Fault", "Head", "Html", "Request", "Status", "pack"]
+__all__ = ["ArraySpec", "Block", "Column", "Head", "Html", "Request", "Status", "pack"]
 
 _BROWSER_TYPES = {"uint8", "uint16", "uint32", "int32", "float32"}
 
@@ -82,14 +82,6 @@ class Status(TypedDict, total=False):
     done: int
     total: int
     seconds_left: int
-    traceback: str
-
-
-class Fault(TypedDict):
-    """To the browser: a request failed; shown in place."""
-
-    kind: Literal["fault"]
-    text: str
     traceback: str
 
 

@@ -199,10 +199,7 @@ class RoutingExplorer(anywidget.AnyWidget):
             try:
                 return call()
             except BusyError:
-                self._status = {
-                    "state": "busy",
-                    "text": _BUSY,
-                }
+                self._status = {"state": "busy", "text": _BUSY}
                 if self._stop.wait(_RETRY_SECONDS):
                     raise Stopped from None
 
@@ -383,18 +380,14 @@ class RoutingExplorer(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:  # type: ignore[override]
         """The live view, and for when no kernel runs a picture and three lines of text."""
-        text = repr(self)
-        bundle: dict[str, Any] = {"text/plain": text}
         if self._data is None:
-            return bundle
-        bundle["text/plain"] = explorer_text(self._data, self.selection, self._title())
-        bundle["image/png"] = explorer_png(self._data, self.selection, self._title())
-        bundle["application/vnd.jupyter.widget-view+json"] = {
-            "version_major": 2,
-            "version_minor": 0,
-            "model_id": self.model_id,
+            return {"text/plain": repr(self)}
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {
+            "text/plain": explorer_text(self._data, self.selection, self._title()),
+            "image/png": explorer_png(self._data, self.selection, self._title()),
+            "application/vnd.jupyter.widget-view+json": view,
         }
-        return bundle
 
     def __repr__(self) -> str:
         if self._data is None:

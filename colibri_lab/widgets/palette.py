@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from colibri_lab.widgets._modules import static_text
 
-__all__ = ["EXPERTS", "INK", "INK2", "LINE", "NO_SLOT", "SELECTION", "SUNK", "cividis", "expert_colours", "ink_on"]
+__all__ = ["EXPERTS", "INK", "INK2", "NO_SLOT", "SELECTION", "SUNK", "cividis", "expert_colours", "ink_on"]
 
 EXPERTS = ("#1077b8", "#9b5815", "#085336", "#cb7188", "#399eb7", "#8f8c3b", "#431e7b", "#636a78")
 """Blue, brown-orange, green, rose, sky, olive-gold, violet, slate."""
 NO_SLOT = "#9aa0a8"
 """Experts beyond the eight busiest."""
 SELECTION = "#d6006c"
-INK, INK2, LINE, SUNK = "#212121", "#616161", "#e0e0e0", "#f5f6f8"
+INK, INK2, SUNK = "#212121", "#616161", "#f5f6f8"
 
 
 def expert_colours(load: NDArray[np.unsignedinteger]) -> list[str]:

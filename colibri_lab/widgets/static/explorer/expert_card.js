@@ -10,7 +10,7 @@ const OFTEN = 4;
 const size = (gate) => (Number.isNaN(gate) ? -1e30 : gate);
 
 // Who came to `expert` of `layer`: rows with their gate, kinds of token by share, partners by count. Null while the layer is not here.
-export function expertFacts(store, layer, expert) {
+function expertFacts(store, layer, expert) {
   const block = store.blocks[layer];
   if (!block) return null;
   const { ids, gates, flags } = block;

@@ -12,7 +12,7 @@ import { keyboard } from "./keys.js";
 import { makeActions } from "./actions.js";
 import { twinTables } from "./twins.js";
 import { watchKernel } from "./kernel.js";
-import { showFault, showHelp, showStatus } from "./states.js";
+import { showHelp, showStatus } from "./states.js";
 
 const BATCH = 8; // layers asked for at once
 const REST = 250; // ms of rest before the tables for screen readers are filled
@@ -34,6 +34,7 @@ export class Explorer {
     this.maps = new Maps(this.parts.maps, { onSelect: (hit) => this.choose(hit), onHover: (hit) => this.preview(hit), onWindow: () => this.slide() });
     this.listen();
     this.setTheme();
+    this.markColour();
     this.showState();
     model.send({ kind: "ready" });
   }
@@ -73,7 +74,6 @@ export class Explorer {
 
   receive(content, buffers) {
     if (content.kind === "head") return this.adoptTrace(new Store(content.facts, unpack(content.arrays, buffers), content.version));
-    if (content.kind === "fault") return showFault(this.parts, content);
     if (content.kind === "html") return download(content.name, content.text);
     const { store } = this.view;
     if (!store || content.version !== store.version) return; // of a trace that is no longer shown
@@ -148,20 +148,25 @@ export class Explorer {
     const { parts, view } = this;
     if (!view.store?.T) return;
     parts.say.setAttribute("aria-live", hit ? "off" : "polite");
-    const isLoad = hit && hit.token === undefined;
-    const html = !hit ? tokenSentence(view, view.layer, view.token) : isLoad ? loadSentence({ ...view, slots: view.store.slots(hit.layer ?? view.layer) }, hit.layer ?? view.layer, hit.expert) : tokenSentence(view, view.layer, hit.token);
+    const layer = hit?.layer ?? view.layer;
+    const ofLoad = hit && hit.token === undefined;
+    const html = ofLoad ? loadSentence({ ...view, slots: view.store.slots(layer) }, layer, hit.expert) : tokenSentence(view, layer, hit?.token ?? view.token);
     if (this.said !== html) parts.say.innerHTML = this.said = html;
     parts.say.classList.toggle("hover", Boolean(hit));
   }
 
   setColour(by, tell) {
-    if (by === this.view.by && this.view.palette && !tell) return;
+    if (by === this.view.by && !tell) return;
     this.view.by = by;
-    this.parts.by.forEach((node) => node.setAttribute("aria-pressed", String(node.dataset.by === by)));
+    this.markColour();
     if (this.view.store?.T) this.strip.paint(this.view);
     if (!tell) return;
     this.model.set("colour_by", by);
     this.model.save_changes();
+  }
+
+  markColour() {
+    for (const node of this.parts.by) node.setAttribute("aria-pressed", String(node.dataset.by === this.view.by));
   }
 
   press(act) {
@@ -191,6 +196,7 @@ export class Explorer {
       parts.prompt.focus();
       return this.tell("Type a prompt first.");
     }
+    this.tell("");
     model.send({ kind: act, ...(fresh && { text }), ...(act === "generate" && { count: 32 }) });
   }
 
@@ -215,8 +221,6 @@ export class Explorer {
     this.root.dataset.theme = theme;
     requestAnimationFrame(() => this.paintAll()); // the host's own colours follow its theme a moment later
     this.view.palette = makePalette(this.root);
-    this.setColour(this.view.by, false);
-    this.parts.by.forEach((node) => node.setAttribute("aria-pressed", String(node.dataset.by === this.view.by)));
   }
 
   resize() {
@@ -277,10 +281,11 @@ export class Explorer {
     this.tokenCard.patch(view);
     this.expertCard.update(view);
     this.preview(null);
+    const name = view.store.facts.layers[view.layer];
     parts.layer.value = view.layer;
-    parts.layername.textContent = view.store.facts.layers[view.layer];
-    parts.code.textContent = `explorer.selection = dict(layer=${view.store.facts.layers[view.layer]}, token=${view.token}, expert=${view.expert})`;
-    parts.top.setAttribute("aria-label", `Load map and token map, layer ${view.store.facts.layers[view.layer]}, token ${view.token}, expert ${view.expert}. Arrows move the selection.`);
+    parts.layername.textContent = name;
+    parts.code.textContent = `explorer.selection = dict(layer=${name}, token=${view.token}, expert=${view.expert})`;
+    parts.top.setAttribute("aria-label", `Load map and token map, layer ${name}, token ${view.token}, expert ${view.expert}. Arrows move the selection.`);
   }
 
   settle() {

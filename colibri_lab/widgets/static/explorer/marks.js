@@ -72,7 +72,6 @@ const SHAPES = {
   "-inf": BOX + '<path d="M3.5 4.5H12.5L8 11.5Z" fill="var(--markp)"/>',
   clip: '<rect x="1" y="1" width="14" height="14" fill="var(--strong)"/><path d="M8 1H15V8Z" fill="var(--markp)" stroke="var(--mark)"/>',
   unknown: '<rect x="1.5" y="1.5" width="13" height="13" fill="none" stroke="var(--line2)" stroke-dasharray="1 2"/><text x="8" y="12" text-anchor="middle">?</text>',
-  zero: '<rect x="1.5" y="1.5" width="13" height="13" fill="none" stroke="var(--line2)" stroke-dasharray="2 2"/>',
   cut: '<path d="M6 0L11 4L6 8L11 12L6 16" fill="none" stroke="var(--mark)" stroke-width="1.5"/>',
 };
 

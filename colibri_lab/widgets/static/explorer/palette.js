@@ -24,7 +24,7 @@ const EXPERTS = {
 const NO_SLOT = { light: "#9aa0a8", dark: "#6f757d" };
 export const SLOTS = 8;
 
-export const cividis = (i) => "#" + CIVIDIS.slice(6 * i, 6 * i + 6);
+const cividis = (i) => "#" + CIVIDIS.slice(6 * i, 6 * i + 6);
 
 const channel = (hex, i) => {
   const c = parseInt(hex.slice(i, i + 2), 16) / 255;

@@ -51,7 +51,7 @@ function progress(status) {
   return `${escape(status.text)}${of}${left}. <span class="q">Stop ends it within a second. The picture of the previous run stays, dimmed.</span>`;
 }
 
-export function showFault(parts, { text, traceback }) {
+function showFault(parts, { text, traceback }) {
   parts.fault.hidden = false;
   parts.faulttext.textContent = text;
   parts.trace.textContent = traceback || "";

@@ -166,7 +166,7 @@ const ramp = (palette) =>
   `<span class="ramp" aria-hidden="true">${Array.from({ length: 16 }, (_, i) => `<i style="background:${palette.of(i / 15)}"></i>`).join("")}</span>`;
 
 // Marks of the selected layer with their counts.
-export function strangeTokens({ store, layer }) {
+function strangeTokens({ store, layer }) {
   const block = store.blocks[layer];
   const n = { nan: 0, "+inf": 0, "-inf": 0, unknown: 0 };
   for (const flags of block ? block.flags : []) {
