@@ -61,7 +61,7 @@ class Model:
             other = _other_file(self.path)
             if other is None:
                 raise
-            raise FormatError(other) from error
+            raise other from error
         fields = self._engine.fields()
         layers = [self._engine.layer(number) for number in range(int(fields["num_hidden_layers"] or 0))]
         self.config = Config(fields, layers)
@@ -240,19 +240,21 @@ def _not_used(names: Iterable[str], layers: int) -> list[str]:
     ]
 
 
-def _other_file(path: Path) -> str | None:
-    """What a file is that was opened as a model and is none, and what to do instead; None for a folder or weights."""
+def _other_file(path: Path) -> FileError | FormatError | None:
+    """The error for a file that was opened as a model and is none: what it is and what to open instead. None for a
+    folder, and for weights beside their config.json.
+    """
     from colibri_lab.trace_file import is_trace  # here: a path that opens has no need of it
 
     if not path.is_file() or path.name.endswith(".safetensors.index.json"):
         return None
     if is_trace(path):
-        return f"'{path}' is a trace of a run, not a model: lab.load_trace('{path}') reads it"
+        return FormatError(f"'{path}' is a trace of a run, not a model: lab.load_trace('{path}') reads it")
     whole = (path.parent / "config.json").is_file()
     if path.suffix == ".safetensors" and whole:
         return None  # the engine's sentence names what is wrong in it
     folder = f"open the folder: lab.open('{path.parent}')" if whole else "no config.json lies beside it; open a folder"
-    return f"'{path}' alone is no model, which needs config.json and its weights: {folder}"
+    return FileError(f"'{path}' alone is no model, which needs config.json and its weights: {folder}")
 
 
 def _neighbours(path: Path) -> str:

@@ -89,7 +89,7 @@ def test_a_single_file_of_a_checkpoint_is_told_the_folder(tmp_path: Path, name: 
 def test_weights_without_a_config_are_told_what_a_model_needs(tmp_path: Path, folder: Path) -> None:
     """The file is named, and what should lie beside it."""
     shutil.copy(folder / "model.safetensors", tmp_path / "weights.safetensors")
-    with pytest.raises(lab.FormatError, match=r"weights\.safetensors' alone is no model.*no config\.json"):
+    with pytest.raises(lab.FileError, match=r"weights\.safetensors' alone is no model.*no config\.json"):
         lab.open(tmp_path / "weights.safetensors")
 
 
