@@ -16,7 +16,7 @@ JOBS  ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 # $(call extra,NAME): this package, up to date, and what its extra NAME asks for
 extra = $(VENV)/stamps/package $(VENV)/stamps/$(1)
 
-.PHONY: help lab test test-c test-python test-browser test-torch wheel engine lint bench soak clean FORCE
+.PHONY: help lab test test-c test-python test-browser test-torch test-emulated wheel engine lint bench soak clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -33,13 +33,16 @@ test-c: $(CMAKE) ## the C tests, through ctest
 	$(CTEST) --test-dir build-c --output-on-failure
 
 test-python: $(call extra,test)
-	$(BIN)/python -m pytest --ignore=tests/browser --ignore=tests/torch -m "not torch and not browser and not soak" $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/browser --ignore=tests/torch -m "not torch and not browser and not emulated and not soak" $(ARGS)
 
 test-browser: $(call extra,test) $(call extra,browser) ## real JupyterLab in a real Chromium (which must be installed)
 	$(BIN)/python -m pytest --ignore=tests/torch -m browser $(ARGS)
 
 test-torch: $(call extra,test) $(call extra,hf) ## against transformers (installs PyTorch)
 	$(BIN)/python -m pytest --ignore=tests/browser -m torch $(ARGS)
+
+test-emulated: $(CMAKE) $(call extra,test) ## the same bytes on other CPUs, played by QEMU (qemu-user and an aarch64 compiler must be installed)
+	$(BIN)/python -m pytest --ignore=tests/browser --ignore=tests/torch -m emulated $(ARGS)
 
 engine: ## libcolibri.a, libcolibri.so and colibri_cli in build-engine/: no Python, no CMake
 	$(MAKE) -C csrc -j $(JOBS)

@@ -18,7 +18,7 @@
 #include "../utils/matrix.h"
 
 typedef struct kernels {
-    const char *name; /* "scalar", "avx2", "avx512" */
+    const char *name; /* "avx512", "avx2", "sse2", "neon", "scalar" */
 
     /* out[i][r] = dot(x[i], w[r], w->cols) (+ bias[r], added after the fold) for 0 <= i < m and first <= r < last.
      * Row i of x begins at x + i * x_stride, of out at out + i * out_stride. bias may be NULL or have data == NULL.

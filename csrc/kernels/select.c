@@ -55,8 +55,12 @@ static void find_tables(void)
         available[n_available++] = &kernels_avx512;
     if (found.avx2)
         available[n_available++] = &kernels_avx2;
+    available[n_available++] = &kernels_sse2;
     available[n_available++] = found.fma ? &kernels_scalar_fma : &kernels_scalar;
 #else
+#if defined(__aarch64__)
+    available[n_available++] = &kernels_neon;
+#endif
     available[n_available++] = &kernels_scalar;
 #endif
 

@@ -229,6 +229,28 @@ static inline void check_in_place(const kernels *table) /* add_scaled, clamp, ro
         }
 }
 
+static inline void check_fma(const kernels *table, float factor, float x, float c)
+{
+    float want = c, got[5] = {c, 1, c, c, c}, xs[5] = {x, 1, x, x, x};
+    kernels_scalar.add_scaled(&want, factor, &x, 1);
+    table->add_scaled(got, factor, xs, 5);
+    for (int i = 0; i < 5; i++)
+        CHECK(i == 1 || same_number(got[i], want));
+}
+
+/* Sums on a tie of two floats, or a hair beside one that no double shows. */
+static inline void check_fma_at_ties(const kernels *table)
+{
+    const float hair[] = {1 - 0x1p-23f, 1, 1 + 0x1p-23f};
+    for (int i = 0; i < 100000; i++) {
+        float one = hair[random_below(3)] * (random_below(2) ? 1 : -1), other = hair[random_below(3)];
+        uint32_t mantissa = random_below(4) ? random_bits() & 0x007fffff : 0x007fffff - (uint32_t)random_below(2);
+        check_fma(table, one * 0x1p-12f, other * 0x1p-12f, float_from_bits(0x3f800000 | mantissa)); /* half an ulp of 1 */
+        check_fma(table, one * 0x1p-75f, other * 0x1p-75f, float_from_bits(mantissa)); /* half the smallest float */
+        check_fma(table, one * 0x1p52f, other * 0x1p51f, float_from_bits(0x7f000000 | mantissa)); /* half an ulp, to overflow */
+    }
+}
+
 /* Every `step`-th of the 2^32 floats. */
 static inline void check_exp_of_all(const kernels *table, uint32_t step)
 {
@@ -255,6 +277,7 @@ static inline void check_table(const kernels *table)
     check_widen(table);
     check_rows_of_keys(table);
     check_in_place(table);
+    check_fma_at_ties(table);
     check_exp_of_all(table, 4099);
 }
 
