@@ -1,4 +1,5 @@
-"""The benchmark suite: this engine beside llama.cpp, transformers and the machine's own limits, on random models it makes itself.
+"""The benchmark suite: this engine beside llama.cpp, transformers and the machine's own limits, on random models it
+makes itself.
 
     python benchmarks/bench.py --quick                       a useful part in under three minutes
     python benchmarks/bench.py                               everything (hours; about 30 GB of cache)
@@ -23,7 +24,7 @@ import models
 import plot
 from contenders import OURS, TITLES, ContenderError, available
 from harness import Cell, limit_ratio, summary
-from measures import capture, decode, kernel, load, prefill, scaling
+from measures import batching, capture, decode, kernel, load, prefill, scaling
 from report import Run, markdown, number, write
 from suite import Checkpoint, Plan, say
 
@@ -31,6 +32,7 @@ OF_A_CHECKPOINT: dict[str, Callable[[Checkpoint], Iterator[Cell]]] = {
     "load": load.run,
     "prefill": prefill.run,
     "decode": decode.run,
+    "batching": batching.run,
     "capture": capture.run,
 }
 OF_A_RUN: dict[str, Callable[[Plan], Iterator[Cell]]] = {"scaling": scaling.run, "kernel": kernel.run}
@@ -48,8 +50,12 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--quick", action="store_true", help="coarse bf16, all CPUs, prefill 128, decode 0, kernel: under 3 minutes")
+    options = argparse.ArgumentParser(
+        prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--quick", action="store_true", help="coarse bf16, all CPUs, prefill 128, decode 0, kernel: under 3 minutes"
+    )
     options.add_argument("--models", type=words, help=f"of {', '.join(models.SPECS)} (default: coarse,fine,large)")
     options.add_argument("--checkpoint", type=Path, help="a checkpoint of your own instead of the random models")
     options.add_argument("--dtypes", type=words, help="f32, bf16 (default: both; large: bf16 alone)")
@@ -60,9 +66,15 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--contexts", type=numbers, help="tokens before decoding (default: 0,512,2048)")
     options.add_argument("--samples", type=int, help="interleaved samples of each figure (default: 5)")
     options.add_argument("--seconds", type=float, help="of one sample, at least (default: 1)")
-    options.add_argument("--cache", type=Path, default=models.default_cache(), help="where random models are kept (default: %(default)s)")
-    options.add_argument("--results", type=Path, default=default_results(), help="where results go (default: %(default)s)")
-    options.add_argument("--report", type=Path, metavar="JSON", help="write tables and plot of this result again; measure nothing")
+    options.add_argument(
+        "--cache", type=Path, default=models.default_cache(), help="where random models are kept (default: %(default)s)"
+    )
+    options.add_argument(
+        "--results", type=Path, default=default_results(), help="where results go (default: %(default)s)"
+    )
+    options.add_argument(
+        "--report", type=Path, metavar="JSON", help="write tables and plot of this result again; measure nothing"
+    )
     return options
 
 
@@ -72,16 +84,30 @@ def default_results() -> Path:
 
 
 def filled(given: argparse.Namespace) -> argparse.Namespace:
-    """The arguments with the defaults of a quick or a whole run; anything given stays. Raises ValueError for a wrong name."""
+    """The arguments with the defaults of a quick or a whole run; anything given stays. Raises ValueError for a wrong
+    name.
+    """
     cpus = machine.cpus()
     whole = {
-        "models": ["coarse", "fine", "large"], "dtypes": ["f32", "bf16"], "threads": tuple(sorted({1, cpus})), "measures": list(MEASURES),
-        "peers": list(PEERS), "prompts": (16, 128, 512, 2048), "contexts": (0, 512, 2048), "samples": 5, "seconds": 1.0,
-    }  # fmt: skip
+        "models": ["coarse", "fine", "large"],
+        "dtypes": ["f32", "bf16"],
+        "threads": tuple(sorted({1, cpus})),
+        "measures": list(MEASURES),
+        "peers": list(PEERS),
+        "prompts": (16, 128, 512, 2048),
+        "contexts": (0, 512, 2048),
+        "samples": 5,
+        "seconds": 1.0,
+    }
     quick = {
-        "models": ["coarse"], "dtypes": ["bf16"], "threads": (cpus,), "measures": ["load", "prefill", "decode", "capture", "kernel"],
-        "prompts": (128,), "contexts": (0,), "seconds": 0.2,
-    }  # fmt: skip
+        "models": ["coarse"],
+        "dtypes": ["bf16"],
+        "threads": (cpus,),
+        "measures": ["load", "prefill", "decode", "capture", "kernel"],
+        "prompts": (128,),
+        "contexts": (0,),
+        "seconds": 0.2,
+    }
     for name, value in (whole | (quick if given.quick else {})).items():
         if getattr(given, name) is None:
             setattr(given, name, value)
@@ -89,7 +115,9 @@ def filled(given: argparse.Namespace) -> argparse.Namespace:
         for word in getattr(given, name):
             if word not in known:
                 raise ValueError(f"--{name}: '{word}' is none of {', '.join(known)}")
-    if not (given.prompts and given.threads and min(given.prompts) > 0 and min(given.threads) > 0 and given.samples > 0):
+    if not (
+        given.prompts and given.threads and min(given.prompts) > 0 and min(given.threads) > 0 and given.samples > 0
+    ):
         raise ValueError("prompts, threads and samples must be positive")
     if any(context < 0 for context in given.contexts):
         raise ValueError("a context has 0 tokens or more")
@@ -103,7 +131,11 @@ def checkpoints(given: argparse.Namespace) -> Iterator[tuple[str, str, Callable[
     for name in given.models:
         for dtype in given.dtypes:
             if name != "large" or dtype == "bf16" or given.dtypes == ["f32"]:
-                yield name, dtype, lambda name=name, dtype=dtype: models.checkpoint(models.SPECS[name], dtype, given.cache)
+                yield (
+                    name,
+                    dtype,
+                    lambda name=name, dtype=dtype: models.checkpoint(models.SPECS[name], dtype, given.cache),
+                )
 
 
 def line(cell: Cell) -> str:
@@ -182,7 +214,10 @@ def main() -> int:
         load_rounds=min(given.samples, 3) if given.quick else given.samples,
         scaling_base=(models.TINY, models.TINY) if small else (models.COARSE, models.FINE),
     )
-    arguments: dict[str, Any] = {k: getattr(given, k) for k in ("models", "dtypes", "threads", "measures", "peers", "prompts", "contexts", "seconds", "quick")}
+    arguments: dict[str, Any] = {
+        k: getattr(given, k)
+        for k in ("models", "dtypes", "threads", "measures", "peers", "prompts", "contexts", "seconds", "quick")
+    }
     run = Run(machine.describe(), {**arguments, "rounds": given.samples}, versions, missing)
 
     def keep(cell: Cell) -> None:

@@ -1,4 +1,6 @@
-"""contenders.py: the other end of serve.py: starts an engine in its own process, asks it, and says when it is missing."""
+"""contenders.py: the other end of serve.py: starts an engine in its own process, asks it, and says when it is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Contender:
     def __init__(self, name: str, cache: Path, timeout: float = 1800.0) -> None:
         self.name = name
         self._timeout = timeout
-        self._log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")
+        self._log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (close)
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "serve.py"), name, str(cache)],
             stdin=subprocess.PIPE,
@@ -73,7 +75,9 @@ class Contender:
     def __enter__(self) -> Contender:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not self._log.closed:
             self.close()
 

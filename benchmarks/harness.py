@@ -1,8 +1,8 @@
 """harness.py: interleaved samples and the statistics that compare them.
 
-Figures of a shared machine drift by tens of per cent within minutes, so nothing is compared across time: one round takes one
-sample of every contender, the next round goes through them backwards (a steady drift then cancels), and a ratio is the median of
-the ratios within rounds.
+Figures of a shared machine drift by tens of per cent within minutes, so nothing is compared across time: one round
+takes one sample of every contender, the next round goes through them backwards (a steady drift then cancels), and a
+ratio is the median of the ratios within rounds.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def interleave(
 ) -> dict[str, list[Sample]]:
     """Takes `rounds` samples of each contender, one of each per round.
 
-    With a probe, it runs between all samples, so that each has one before and one after; `limit_of(sample, probed)` gives the
-    limit in the sample's unit. A sample whose probes differ by more than `void_above` is taken again, at most `retries` times; if
-    none will do, the last stays, marked void.
+    With a probe, it runs between all samples, so that each has one before and one after; `limit_of(sample, probed)`
+    gives the limit in the sample's unit. A sample whose probes differ by more than `void_above` is taken again, at
+    most `retries` times; if none will do, the last stays, marked void.
     """
     taken: dict[str, list[Sample]] = {name: [] for name in contenders}
     names = list(contenders)

@@ -1,8 +1,9 @@
-"""limits.py: what the machine can do: bytes read and multiply-adds per second, through a small C library compiled at first use.
+"""limits.py: what the machine can do: bytes read and multiply-adds per second, through a small C library compiled at
+first use.
 
-The read ceiling walks the mapped weight files as tokens do: all matrices of a layer in their order, of its experts as many as a
-token chooses (drawn anew each time), every matrix split by rows over the threads. How many places a thread reads in turn and how
-far ahead it prefetches is tried once per thread count; the fastest way is the ceiling.
+The read ceiling walks the mapped weight files as tokens do: all matrices of a layer in their order, of its experts as
+many as a token chooses (drawn anew each time), every matrix split by rows over the threads. How many places a thread
+reads in turn and how far ahead it prefetches is tried once per thread count; the fastest way is the ceiling.
 """
 
 from __future__ import annotations
@@ -43,7 +44,12 @@ def compiler() -> str:
 def compile_c(source: Path, cache: Path, *arguments: str, depends: bytes = b"") -> Path:
     """Compiles one C file for this machine, once for each content of it, the header beside it and `depends`."""
     command = [compiler(), "-O3", "-ffp-contract=fast", "-pthread"]
-    text = source.read_bytes() + (SOURCES / "fma_peak.h").read_bytes() + " ".join([*command, *arguments]).encode() + depends
+    text = (
+        source.read_bytes()
+        + (SOURCES / "fma_peak.h").read_bytes()
+        + " ".join([*command, *arguments]).encode()
+        + depends
+    )
     target = cache / "bin" / f"{source.stem}-{hashlib.sha256(text).hexdigest()[:16]}"
 
     def build(partial: Path) -> None:
@@ -73,7 +79,9 @@ class Limits:
         self._random = random.Random(0)
 
     def map(self, steps: list[dict[str, Any]]) -> None:
-        """`steps` of one token, in order: {"choose": k, "of": [[matrix, ...], ...]}, a matrix being file, offset, rows, row_bytes."""
+        """`steps` of one token, in order: {"choose": k, "of": [[matrix, ...], ...]}, a matrix being file, offset,
+        rows, row_bytes.
+        """
         self._steps, self._ways = steps, {}
         for name in {matrix[0] for step in steps for group in step["of"] for matrix in group}:
             if name not in self._mapped:

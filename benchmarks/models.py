@@ -1,8 +1,8 @@
 """models.py: random checkpoints of the Mixtral architecture, made once and kept in a cache folder.
 
-The values matter little to speed, the sizes do: every model but `tiny` has far more weights than the last cache level holds. Each
-tensor is drawn from a seed of its own name, so bf16 is the rounding of the same f32 values and a model with fewer layers shares
-its layers with the larger one.
+The values matter little to speed, the sizes do: every model but `tiny` has far more weights than the last cache level
+holds. Each tensor is drawn from a seed of its own name, so bf16 is the rounding of the same f32 values and a model
+with fewer layers shares its layers with the larger one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Spec:
 COARSE = Spec("coarse", layers=8, experts=8, top_k=2, width=3584)  # 791 M parameters, 230 M of them at work for a token
 FINE = Spec("fine", layers=8, experts=64, top_k=8, width=512)  # 892 M
 LARGE = replace(COARSE, name="large", layers=24)  # 2.2 G: 4.5 GB in bf16
-TINY = Spec("tiny", layers=2, experts=4, top_k=2, width=96, hidden=64, heads=4, kv_heads=2, vocabulary=512, positions=4096)
+TINY = Spec(
+    "tiny", layers=2, experts=4, top_k=2, width=96, hidden=64, heads=4, kv_heads=2, vocabulary=512, positions=4096
+)
 SPECS = {spec.name: spec for spec in (COARSE, FINE, LARGE, TINY)}
 
 
@@ -97,7 +99,11 @@ def tensors(spec: Spec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{at}.post_attention_layernorm.weight", (spec.hidden,)
         yield f"{at}.block_sparse_moe.gate.weight", (spec.experts, spec.hidden)
         for expert in range(spec.experts):
-            for name, shape in (("w1", (spec.width, spec.hidden)), ("w3", (spec.width, spec.hidden)), ("w2", (spec.hidden, spec.width))):
+            for name, shape in (
+                ("w1", (spec.width, spec.hidden)),
+                ("w3", (spec.width, spec.hidden)),
+                ("w2", (spec.hidden, spec.width)),
+            ):
                 yield f"{at}.block_sparse_moe.experts.{expert}.{name}.weight", shape
     yield "model.norm.weight", (spec.hidden,)
     yield "lm_head.weight", (spec.vocabulary, spec.hidden)
@@ -165,8 +171,9 @@ def write_checkpoint(spec: Spec, dtype: str, folder: Path) -> None:
 
 
 def write_shard(file: Path, shard: list[tuple[str, tuple[int, ...]]], dtype: str) -> None:
-    """One safetensors file, tensor by tensor, so that memory stays small: 8 bytes with the length of the header, the header as
-    JSON, padded to 64 bytes, and the values."""
+    """One safetensors file, tensor by tensor, so that memory stays small: 8 bytes with the length of the header, the
+    header as JSON, padded to 64 bytes, and the values.
+    """
     header, offset = {}, 0
     for name, shape in shard:
         end = offset + int(np.prod(shape)) * DTYPES[dtype].itemsize

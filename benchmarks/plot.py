@@ -17,7 +17,9 @@ HATCHES = {"colibri": "", "llama": "//", "transformers": ".."}
 
 
 def bars(axes: Any, cells: Sequence[Cell], last: str, heading: str) -> None:
-    """One group of bars for each cell; a black line over a bar is its limit, a whisker its smallest and largest sample."""
+    """One group of bars for each cell; a black line over a bar is its limit, a whisker its smallest and largest
+    sample.
+    """
     engines = [name for name in TITLES if any(name in cell.samples for cell in cells)]
     width = 0.8 / len(engines)
     for number, name in enumerate(engines):
@@ -27,7 +29,15 @@ def bars(axes: Any, cells: Sequence[Cell], last: str, heading: str) -> None:
             if not s.n:
                 continue
             x = place + (number - (len(engines) - 1) / 2) * width
-            axes.bar(x, s.median, width, color=COLOURS[name], hatch=HATCHES[name], edgecolor="white", label=TITLES[name] if place == 0 else None)
+            axes.bar(
+                x,
+                s.median,
+                width,
+                color=COLOURS[name],
+                hatch=HATCHES[name],
+                edgecolor="white",
+                label=TITLES[name] if place == 0 else None,
+            )
             axes.vlines(x, s.low, s.high, color="black", linewidth=0.8)
             limits = sorted(sample.limit for sample in taken if sample.limit and not sample.void)
             if limits:
@@ -44,10 +54,15 @@ def looking(axes: Any, cells: Sequence[Cell]) -> None:
         ratios = [paired_ratio(cell.samples["none"], cell.samples[level]) for cell in cells]
         x = [place + (number - (len(levels) - 1) / 2) * 0.25 for place in range(len(cells))]
         middle = [100 * (r.median - 1) for r in ratios]
-        spread = [[max(0.0, m - 100 * (r.low - 1)) for m, r in zip(middle, ratios, strict=True)], [max(0.0, 100 * (r.high - 1) - m) for m, r in zip(middle, ratios, strict=True)]]
+        spread = [
+            [max(0.0, m - 100 * (r.low - 1)) for m, r in zip(middle, ratios, strict=True)],
+            [max(0.0, 100 * (r.high - 1) - m) for m, r in zip(middle, ratios, strict=True)],
+        ]
         axes.errorbar(x, middle, yerr=spread, fmt="os^"[number % 3], label=level)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(cells)), ["{model} {dtype}\n{work}".format(**cell.point) for cell in cells], fontsize=7, rotation=90)
+    axes.set_xticks(
+        range(len(cells)), ["{model} {dtype}\n{work}".format(**cell.point) for cell in cells], fontsize=7, rotation=90
+    )
     axes.set(title="Cost of a capture level against none", ylabel="% slower, 95 % interval")
     axes.legend(fontsize=8)
 
@@ -57,10 +72,22 @@ def curve(axes: Any, cells: Sequence[Cell]) -> None:
     for number, cell in enumerate(cells):
         points = [(float(at), summary(taken).median) for at, taken in cell.samples.items()]
         first_x, first_y = points[0]
-        axes.plot([x / first_x for x, _ in points], [y / first_y for _, y in points], marker="os^vDP*"[number % 7], markersize=4, label=f"{cell.point['axis']}, {cell.point['work']}")
-    low, high = axes.get_xlim()
-    axes.plot([1, max(high, 1.1)], [1, max(high, 1.1)], color="black", linewidth=0.6)
-    axes.set(xscale="log", yscale="log", title="Time against size, both relative to the first point", xlabel="size", ylabel="time")
+        axes.plot(
+            [x / first_x for x, _ in points],
+            [y / first_y for _, y in points],
+            marker="os^vDP*"[number % 7],
+            markersize=4,
+            label=f"{cell.point['axis']}, {cell.point['work']}",
+        )
+    largest = max(1.1, axes.get_xlim()[1])
+    axes.plot([1, largest], [1, largest], color="black", linewidth=0.6)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        title="Time against size, both relative to the first point",
+        xlabel="size",
+        ylabel="time",
+    )
     axes.legend(fontsize=8)
 
 
@@ -85,7 +112,12 @@ def draw(run: Run, path: Path) -> bool:
         return False
     widths = [max(5.0, 0.45 * len(cells)) for cells, _ in panels]
     columns = 1 if max(widths) > 9 else 2
-    figure, grid = plt.subplots(math.ceil(len(panels) / columns), columns, figsize=(max(widths) * columns, 4.5 * math.ceil(len(panels) / columns)), squeeze=False)
+    figure, grid = plt.subplots(
+        math.ceil(len(panels) / columns),
+        columns,
+        figsize=(max(widths) * columns, 4.5 * math.ceil(len(panels) / columns)),
+        squeeze=False,
+    )
     for axes, (cells, paint) in zip(grid.flat, panels, strict=False):
         paint(axes, cells)
     for axes in list(grid.flat)[len(panels) :]:

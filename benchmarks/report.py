@@ -88,7 +88,14 @@ def speeds(cells: Sequence[Cell], last: str, limit_unit: str) -> str:
     engines = [name for name in TITLES if any(name in cell.samples for cell in cells)]
     peers = [name for name in engines if name != OURS]
     limited = any(s.limit for cell in cells for taken in cell.samples.values() for s in taken)
-    head = ["model", "dtype", "threads", last, *(f"{title(n)}, {cells[0].unit}" for n in engines), *(f"ours / {title(n)}" for n in peers)]
+    head = [
+        "model",
+        "dtype",
+        "threads",
+        last,
+        *(f"{title(n)}, {cells[0].unit}" for n in engines),
+        *(f"ours / {title(n)}" for n in peers),
+    ]
     if limited:
         head += [*(f"{title(n)} / limit" for n in engines), f"limit, {limit_unit}"]
     rows = []
@@ -99,7 +106,9 @@ def speeds(cells: Sequence[Cell], last: str, limit_unit: str) -> str:
         row += [ratio_text(paired_ratio(ours, cell.samples[name])) if name in cell.samples else "–" for name in peers]
         if limited:
             row += [number(limit_ratio(cell.samples.get(name, [])).median) for name in engines]
-            row.append(with_spread([Sample(sum(s.probes) / 2) for taken in cell.samples.values() for s in taken if s.probes]))
+            row.append(
+                with_spread([Sample(sum(s.probes) / 2) for taken in cell.samples.values() for s in taken if s.probes])
+            )
         rows.append(row)
     return table(head, rows)
 
@@ -114,7 +123,10 @@ def costs(cells: Sequence[Cell], last: Sequence[str]) -> str:
             f"{cell.measure}, {cell.unit}",
             *(str(cell.point[key]) for key in last),
             *(with_spread(cell.samples.get(name, [])) for name in engines),
-            *(ratio_text(paired_ratio(cell.samples[OURS], cell.samples[n])) if n in cell.samples else "–" for n in peers),
+            *(
+                ratio_text(paired_ratio(cell.samples[OURS], cell.samples[n])) if n in cell.samples else "–"
+                for n in peers
+            ),
         ]
         for cell in cells
     ]
@@ -123,7 +135,14 @@ def costs(cells: Sequence[Cell], last: Sequence[str]) -> str:
 
 def captures(cells: Sequence[Cell]) -> str:
     levels = list(cells[0].samples)
-    head = ["model", "dtype", "threads", "work", *(f"{level}, {cells[0].unit}" for level in levels), *(f"cost of {level}" for level in levels[1:])]
+    head = [
+        "model",
+        "dtype",
+        "threads",
+        "work",
+        *(f"{level}, {cells[0].unit}" for level in levels),
+        *(f"cost of {level}" for level in levels[1:]),
+    ]
     rows = []
     for cell in cells:
         ratios = [paired_ratio(cell.samples["none"], cell.samples[level]) for level in levels[1:]]
@@ -148,20 +167,49 @@ def line_fit(cell: Cell) -> tuple[float, float, float]:
     return mean_y - xy / xx * mean_x, xy / xx, xy * xy / (xx * yy) if yy else math.nan
 
 
+def shape_of(cell: Cell) -> str:
+    """What a curve comes to: a line for sizes, a speed-up for threads."""
+    medians = [summary(taken).median for taken in cell.samples.values()]
+    if cell.point["axis"] == "threads":
+        return f"{medians[0] / medians[-1]:.2f}× faster with {list(cell.samples)[-1]} threads"
+    start, slope, fit = line_fit(cell)
+    line = f"{number(start)} + {number(slope)} × {cell.point['axis']}, R² = {fit:.4f}"
+    return f"{line}; last / first {medians[-1] / medians[0]:.2f}"
+
+
 def curves(cells: Sequence[Cell]) -> str:
-    rows = []
-    for cell in cells:
-        medians = {at: summary(taken).median for at, taken in cell.samples.items()}
-        start, slope, fit = line_fit(cell)
-        values = list(medians.values())
-        rows.append(
+    rows = (
+        [
+            *(str(cell.point.get(key, "–")) for key in ("model", "dtype", "threads", "axis", "work")),
+            cell.unit,
+            ", ".join(f"{at}: {number(summary(taken).median)}" for at, taken in cell.samples.items()),
+            shape_of(cell),
+        ]
+        for cell in cells
+    )
+    return table(["model", "dtype", "threads", "axis", "work", "unit", "medians", "shape"], rows)
+
+
+def batches(cells: Sequence[Cell]) -> str:
+    head = [
+        "model",
+        "dtype",
+        "threads",
+        "tokens",
+        *(f"{way}, tokens/s" for way in cells[0].samples),
+        "at once / one by one",
+    ]
+    return table(
+        head,
+        (
             [
-                str(cell.point["model"]), str(cell.point.get("threads", "–")), f"{cell.point['axis']}, {cell.point['work']}", cell.unit,
-                ", ".join(f"{at}: {number(value)}" for at, value in medians.items()),
-                f"{number(start)} + {number(slope)} × {cell.point['axis']}, R² = {fit:.4f}", f"{values[-1] / values[0]:.2f}",
+                *(str(cell.point[key]) for key in ("model", "dtype", "threads", "tokens")),
+                *map(with_spread, cell.samples.values()),
+                ratio_text(paired_ratio(*cell.samples.values())),
             ]
-        )  # fmt: skip
-    return table(["model", "threads", "curve", "unit", "medians", "line", "last / first"], rows)
+            for cell in cells
+        ),
+    )
 
 
 def kernels(cells: Sequence[Cell]) -> str:
@@ -191,29 +239,35 @@ def goals(run: Run) -> str:
 
 def markdown(run: Run, plot: str | None = None) -> str:
     """The whole report."""
-    m = run.machine
+    m, a = run.machine, run.arguments
     parts = [
         f"# Benchmarks: {m['cpu']}, {m['date']}\n",
-        f"{m['cpus']} CPUs, {m['memory_bytes'] / 2**30:.0f} GiB, {m['system']}, Python {m['python']}; load {m['load_at_start']} when it began. "
-        f"Each figure is a median (smallest–largest) of {run.arguments['rounds']} interleaved samples of at least {run.arguments['seconds']} s; a ratio is the "
-        "median of the ratios within rounds with its bootstrap 95 % interval. Only figures of one run can be compared.\n",
-        "Versions: " + "; ".join(f"{key} {value}" for about in run.versions.values() for key, value in about.items()) + ".\n",
+        f"{m['cpus']} CPUs, {m['memory_bytes'] / 2**30:.0f} GiB, {m['system']}, Python {m['python']}; load "
+        f"{m['load_at_start']} when it began. Each figure is a median (smallest–largest) of {a['rounds']} interleaved "
+        f"samples of at least {a['seconds']} s; a ratio is the median of the ratios within rounds with its bootstrap "
+        "95 % interval. Only figures of one run can be compared.\n",
+        "Versions: "
+        + "; ".join(f"{key} {value}" for about in run.versions.values() for key, value in about.items())
+        + ".\n",
     ]
     parts += [f"Left out: {title(name)} ({reason}).\n" for name, reason in run.missing.items()]
     parts += [
-        f"Same network: after {a['tokens']} tokens of {a['model']} {a['dtype']} a logit of {title(a['peer'])} differs from ours by at most {a['difference']:.2g} (largest logit {a['largest']:.2g}).\n"
-        for a in run.agreement
+        f"Same network: after {one['tokens']} tokens of {one['model']} {one['dtype']} a logit of {title(one['peer'])} differs "
+        f"from ours by at most {one['difference']:.2g} (largest logit {one['largest']:.2g}).\n"
+        for one in run.agreement
     ]
     if plot:
         parts.append(f"![the same figures as bars and curves]({plot})\n")
+    memory = ("load", "memory peak", "memory anonymous", "memory file")
     sections = (
         ("Decode", ("decode",), lambda c: speeds(c, "context", "GB/s")),
         ("Prefill", ("prefill",), lambda c: speeds(c, "tokens", "GFLOP/s")),
-        ("Load and memory", ("load", "memory peak", "memory anonymous", "memory file"), lambda c: costs(c, ("model", "dtype", "threads", "tokens"))),
+        ("A prompt at once", ("batching",), batches),
+        ("Load and memory", memory, lambda c: costs(c, ("model", "dtype", "threads", "tokens"))),
         ("Cost of looking", ("capture",), captures),
         ("Scaling", ("scaling",), curves),
         ("Kernel alone", ("kernel",), kernels),
-    )  # fmt: skip
+    )
     for heading, measures, make in sections:
         if cells := of(run, *measures):
             parts.append(f"## {heading}\n\n{make(cells)}")

@@ -1,7 +1,8 @@
 """serve.py NAME CACHE: one contender (peers/NAME.py, or the limits) in a process of its own, asked over pipes.
 
-A request is a line of JSON {"do": operation, ...} on standard input, the answer a line on what was standard output: {"answer": ...}
-or {"error": sentence}. Everything that is timed is timed here, by the same code for every engine; the pipes cost nothing.
+A request is a line of JSON {"do": operation, ...} on standard input, the answer a line on what was standard output:
+{"answer": ...} or {"error": sentence}. Everything that is timed is timed here, by the same code for every engine; the
+pipes cost nothing.
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class Server:
             self._at, self._length = (threads, max_tokens, capture), -1
         return {"kv_bytes": self._peer.kv_bytes}
 
-    def prefill(self, tokens: int, seconds: float) -> dict[str, float]:
-        """Prompts of `tokens`, each from nothing, until `seconds` have passed."""
+    def prefill(self, tokens: int, seconds: float, chunk: int = 0) -> dict[str, float]:
+        """Prompts of `tokens`, each from nothing, until `seconds` have passed; at once or `chunk` tokens at a time."""
         spent, prompts = 0.0, 0
         while spent < seconds or not prompts:
             self._peer.clear()
-            spent += self._feed(tokens)
+            spent += sum(self._feed(min(chunk or tokens, tokens - done)) for done in range(0, tokens, chunk or tokens))
             prompts += 1
         self._length = tokens
         return {"rate": tokens * prompts / spent, "seconds": spent, "prompts": prompts}

@@ -86,7 +86,9 @@ class Checkpoint:
             self.limits.ask("map", steps=self.engines[OURS].ask("call", method="layout"))
             self.token_bytes = self.limits.ask("token_bytes")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     def point(self, **more: Any) -> dict[str, Any]:
@@ -110,7 +112,9 @@ class Checkpoint:
         probe: Probe | None = None,
         limit_of: Callable[[Sample, float], float] | None = None,
     ) -> Cell:
-        """One sample of every engine per round. An engine that fails is left out from here on, and the cell begun anew."""
+        """One sample of every engine per round. An engine that fails is left out from here on, and the cell begun
+        anew.
+        """
         while True:
             asked = {name: partial(ask, engine) for name, engine in self.engines.items()}
             try:
@@ -132,7 +136,9 @@ class Checkpoint:
         return None if self.limits is None else Probe(partial(self.limits.ask, "fma_gflops", threads=threads))
 
     def agreement(self, tokens: int) -> Iterator[tuple[str, float, float]]:
-        """(peer, largest difference of a logit from ours, largest logit) after the same ids: all run the same network."""
+        """(peer, largest difference of a logit from ours, largest logit) after the same ids: all run the same
+        network.
+        """
         import base64
 
         import numpy as np

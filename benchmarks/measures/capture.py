@@ -1,4 +1,6 @@
-"""Claim: looking is cheap: what a capture level costs, as the speed of "none" over the speed of the level in the same round."""
+"""Claim: looking is cheap: what a capture level costs, as the speed of "none" over the speed of the level in the same
+round.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Claim: writing tokens runs near the machine's read limit, ahead of the peers.
 
-A token reads the weights of every layer, of its chosen experts and of the logits once, and the keys and values of its context. The
-limit is the rate at which as many threads read the same ranges of the same mapped file, measured before and after each sample; when
-the two differ by more than 10 % the sample is void and taken again. Ids are given, so no engine pays for sampling.
+A token reads the weights of every layer, of its chosen experts and of the logits once, and the keys and values of its
+context. The limit is the rate at which as many threads read the same ranges of the same mapped file, measured before
+and after each sample; when the two differ by more than 10 % the sample is void and taken again. Ids are given, so no
+engine pays for sampling.
 """
 
 from __future__ import annotations

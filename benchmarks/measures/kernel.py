@@ -1,7 +1,9 @@
-"""Claim: the matrix product, with its fixed order of sums, runs near the multiply-add peak on weights that come from memory.
+"""Claim: the matrix product, with its fixed order of sums, runs near the multiply-add peak on weights that come from
+memory.
 
-A C program (c/kernel.c) on the engine's own objects, so it needs the source tree and a C compiler; nothing of Python, models or
-threads stands between. Each round is one run of the program, which measures the peak before and after every figure.
+A C program (c/kernel.c) on the engine's own objects, so it needs the source tree and a C compiler; nothing of Python,
+models or threads stands between. Each round is one run of the program, which measures the peak before and after every
+figure.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def build(cache: Path) -> Path:
     if not (ROOT / "csrc" / "Makefile").is_file():
         raise FileNotFoundError("the engine's sources are not here; run the suite in the source tree")
     library = ROOT / "build-engine" / "libcolibri.a"
-    done = subprocess.run(["make", "-C", str(ROOT / "csrc"), "../build-engine/libcolibri.a"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "-C", str(ROOT / "csrc"), "../build-engine/libcolibri.a"], capture_output=True, text=True
+    )
     if done.returncode:
         raise OSError(f"the engine does not compile: {done.stderr.strip()[-500:]}")
     flags = ("-D_POSIX_C_SOURCE=200809L", "-D_DEFAULT_SOURCE", f"-I{ROOT / 'csrc' / 'include'}")
@@ -45,7 +49,5 @@ def run(plan: Plan, megabytes: int = MEGABYTES) -> Iterator[Cell]:
                     point = {"dtype": key[0], "threads": threads, "K": key[1], "rows": key[2], "isa": line["isa"]}
                     cells[key] = Cell("kernel", "GFLOP/s", point, {"colibri": []})
                 limit = (line["before"] + line["after"]) / 2
-                cells[key].samples["colibri"].append(
-                    Sample(line["gflops"], limit, (line["before"], line["after"]))
-                )
+                cells[key].samples["colibri"].append(Sample(line["gflops"], limit, (line["before"], line["after"])))
         yield from cells.values()

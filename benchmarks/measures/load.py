@@ -1,7 +1,8 @@
-"""Claim: opening costs nothing but headers, and memory is the weights in the page cache plus what the session reserves.
+"""Claim: opening costs nothing but headers, and memory is the weights in the page cache plus what the session
+reserves.
 
-Every sample is a process of its own: import, open (with a session ready), a first token, a prompt. Files are in the page cache,
-so this is the time of a second start, not of the disk.
+Every sample is a process of its own: import, open (with a session ready), a first token, a prompt. Files are in the
+page cache, so this is the time of a second start, not of the disk.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def run(checkpoint: Checkpoint) -> Iterator[Cell]:
     yield Cell("load", "s", point, samples, higher_is_better=False)
     for kind in ("peak", "anonymous", "file"):
         taken = {
-            name: [Sample(s.extra["memory"]["now"].get(kind, float("nan")) / 1e6) for s in of] for name, of in samples.items()
+            name: [Sample(s.extra["memory"]["now"].get(kind, float("nan")) / 1e6) for s in of]
+            for name, of in samples.items()
         }
         yield Cell(f"memory {kind}", "MB", point, taken, higher_is_better=False)

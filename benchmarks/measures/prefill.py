@@ -1,7 +1,7 @@
 """Claim: reading a prompt runs near the machine's multiply-add limit, ahead of the peers.
 
-Logits of the last row alone, everywhere. The limit is the float32 multiply-add rate of as many threads, measured before and after
-each sample; an engine with bf16 or int8 instructions may exceed it.
+Logits of the last row alone, everywhere. The limit is the float32 multiply-add rate of as many threads, measured
+before and after each sample; an engine with bf16 or int8 instructions may exceed it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Claim: time grows in proportion where it should, and stays where it should.
 
-Ours alone, random models that differ in one size. Linear in layers and (but for attention) in the tokens of a prompt; the time of a
-written token does not depend on how many experts lie unused; two threads are faster than one. The points of a curve are interleaved
-as the engines of the other measures are.
+Ours alone, random models that differ in one size. Linear in layers and (but for attention) in the tokens of a prompt;
+the time of a written token does not depend on how many experts lie unused; two threads are faster than one. The
+points of a curve are interleaved as the engines of the other measures are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ def over_models(plan: Plan, axis: str, specs: dict[int, Spec], threads: int) -> 
         }
         for work, ask in works.items():
             asked = {str(size): (lambda engine=engine, ask=ask: ask(engine)) for size, engine in engines.items()}
-            point = {"model": next(iter(specs.values())).name.partition("-")[0], "dtype": DTYPE, "threads": threads, "axis": axis, "work": work}
+            point = {
+                "model": next(iter(specs.values())).name.partition("-")[0],
+                "dtype": DTYPE,
+                "threads": threads,
+                "axis": axis,
+                "work": work,
+            }
             unit = "ms per token" if work == "decode" else f"ms per prompt of {CURVE_PROMPT}"
             yield Cell("scaling", unit, point, interleave(asked, plan.rounds), higher_is_better=False)
 
@@ -69,10 +75,19 @@ def over_threads_and_tokens(plan: Plan, spec: Spec) -> Iterator[Cell]:
         asked = {str(n): with_threads(counts[-1], lambda n=n: prefill_ms(engine, plan, n)) for n in prompts}
         tokens_point = {**point, "threads": counts[-1], "axis": "tokens", "work": "prefill"}
         yield Cell("scaling", "ms per prompt", tokens_point, interleave(asked, plan.rounds), higher_is_better=False)
-        for work, ask in (("decode", lambda: decode_ms(engine, plan)), ("prefill", lambda: prefill_ms(engine, plan, CURVE_PROMPT))):
+        for work, ask in (
+            ("decode", lambda: decode_ms(engine, plan)),
+            ("prefill", lambda: prefill_ms(engine, plan, CURVE_PROMPT)),
+        ):
             asked = {str(n): with_threads(n, ask) for n in counts}
             unit = "ms per token" if work == "decode" else f"ms per prompt of {CURVE_PROMPT}"
-            yield Cell("scaling", unit, {**point, "axis": "threads", "work": work}, interleave(asked, plan.rounds), higher_is_better=False)
+            yield Cell(
+                "scaling",
+                unit,
+                {**point, "axis": "threads", "work": work},
+                interleave(asked, plan.rounds),
+                higher_is_better=False,
+            )
 
 
 def run(plan: Plan) -> Iterator[Cell]:

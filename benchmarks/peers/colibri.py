@@ -6,8 +6,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import colibri_lab as lab
 import numpy as np
+
+import colibri_lab as lab
 
 
 class Peer:
@@ -25,7 +26,9 @@ class Peer:
         self._model = lab.open(path)
         config = self._model.config
         self.vocabulary = config.vocab_size
-        self.kv_bytes = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim  # K and V, float32
+        self.kv_bytes = (
+            2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        )  # K and V, float32
         self.configure(threads, max_tokens, "none")
 
     def configure(self, threads: int, max_tokens: int, capture: str) -> None:

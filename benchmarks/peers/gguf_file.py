@@ -1,7 +1,8 @@
-"""gguf_file.py: a Mixtral checkpoint as a GGUF file for llama.cpp: the same values, in the order and under the names it wants.
+"""gguf_file.py: a Mixtral checkpoint as a GGUF file for llama.cpp: the same values, in the order and under the names
+it wants.
 
-llama.cpp keeps the experts of a layer in one tensor, norms and the router in f32, and rotates neighbouring channels where Mixtral
-rotates the two halves of a head, so the rows of q and k change places.
+llama.cpp keeps the experts of a layer in one tensor, norms and the router in f32, and rotates neighbouring channels
+where Mixtral rotates the two halves of a head, so the rows of q and k change places.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def write(folder: Path, target: Path) -> None:
         wide(f"{to}.ffn_gate_inp.weight", f"{at}.block_sparse_moe.gate.weight")
         for kind, weight in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
             experts = range(config["num_local_experts"])
-            stacked(f"{to}.ffn_{kind}_exps.weight", [f"{at}.block_sparse_moe.experts.{e}.{weight}.weight" for e in experts])
+            stacked(
+                f"{to}.ffn_{kind}_exps.weight", [f"{at}.block_sparse_moe.experts.{e}.{weight}.weight" for e in experts]
+            )
     wide("output_norm.weight", "model.norm.weight")
     plain("output.weight", "lm_head.weight")
 

@@ -1,6 +1,8 @@
-"""llama.py: llama.cpp through llama-cpp-python, on a GGUF file of the same weights, with its own defaults but for the sizes.
+"""llama.py: llama.cpp through llama-cpp-python, on a GGUF file of the same weights, with its own defaults but for the
+sizes.
 
-The batch is as long as the prompt; the inner batch (n_ubatch) stays at llama.cpp's 512. The KV cache stays f16, its default.
+The batch is as long as the prompt; the inner batch (n_ubatch) stays at llama.cpp's 512. The KV cache stays f16, its
+default.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 from models import made
+
 from peers import gguf_file
 
 
@@ -34,9 +37,16 @@ class Peer:
 
     def configure(self, threads: int, max_tokens: int, capture: str) -> None:
         self._llama = llama_cpp.Llama(
-            str(self._path), n_ctx=max_tokens, n_batch=max_tokens, n_threads=threads, n_threads_batch=threads, verbose=False
+            str(self._path),
+            n_ctx=max_tokens,
+            n_batch=max_tokens,
+            n_threads=threads,
+            n_threads_batch=threads,
+            verbose=False,
         )
-        about = {key.rpartition(".")[2]: value for key, value in self._llama.metadata.items() if key.startswith("llama.")}
+        about = {
+            key.rpartition(".")[2]: value for key, value in self._llama.metadata.items() if key.startswith("llama.")
+        }
         self.vocabulary = self._llama.n_vocab()
         head = int(about["embedding_length"]) // int(about["head_count"])
         self.kv_bytes = 2 * 2 * int(about["block_count"]) * int(about["head_count_kv"]) * head  # K and V, float16

@@ -1,4 +1,6 @@
-"""transformers.py: Hugging Face transformers on PyTorch, CPU, in the dtype of the checkpoint, logits of the last row alone."""
+"""transformers.py: Hugging Face transformers on PyTorch, CPU, in the dtype of the checkpoint, logits of the last row
+alone.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,17 @@ class Peer:
         transformers.utils.logging.disable_progress_bar()
 
     def versions(self) -> dict[str, str]:
-        return {"transformers": transformers.__version__, "torch": torch.__version__, "torch CPU": torch.backends.cpu.get_cpu_capability()}
+        return {
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "torch CPU": torch.backends.cpu.get_cpu_capability(),
+        }
 
     def open(self, path: Path, threads: int, max_tokens: int) -> None:
         torch.set_num_threads(threads)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True).eval()
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype="auto", local_files_only=True
+        ).eval()
         config = self._model.config
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.vocabulary = config.vocab_size
