@@ -252,8 +252,8 @@ def markdown(run: Run, plot: str | None = None) -> str:
     ]
     parts += [f"Left out: {title(name)} ({reason}).\n" for name, reason in run.missing.items()]
     parts += [
-        f"Same network: after {one['tokens']} tokens of {one['model']} {one['dtype']} a logit of {title(one['peer'])} differs "
-        f"from ours by at most {one['difference']:.2g} (largest logit {one['largest']:.2g}).\n"
+        f"Same network: after {one['tokens']} tokens of {one['model']} {one['dtype']} a logit of {title(one['peer'])} "
+        f"differs from ours by at most {one['difference']:.2g} (largest logit {one['largest']:.2g}).\n"
         for one in run.agreement
     ]
     if plot:

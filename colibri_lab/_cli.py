@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "bench", help="measure the engine beside its peers and the machine's limits", add_help=False
     )
-    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="given to the suite unchanged")
+    command.usage = "colibri-lab bench [ARGUMENT ...] (given to the suite unchanged; --help is the suite's)"
     command.set_defaults(run=_bench)
     return top
 
@@ -164,7 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     from colibri_lab.errors import ColibriError
 
-    options = parser().parse_args(arguments)
+    options, others = parser().parse_known_args(arguments)
+    if options.run is _bench:
+        options.arguments = others
+    elif others:
+        parser().error(f"unrecognized arguments: {' '.join(others)}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a sign gets its number, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
