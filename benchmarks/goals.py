@@ -43,6 +43,21 @@ def at_once(cell: Cell) -> float:
     return paired_ratio(cell.samples["at once"], cell.samples["one by one"]).median
 
 
+def unaccounted(kind: str) -> Callable[[Cell], float]:
+    """MiB by which the process grew since its import, beyond what the session reserves or the weights take."""
+
+    def figure(cell: Cell) -> float:
+        beyond = []
+        for sample in cell.samples[OURS]:
+            memory = sample.extra["memory"]
+            notes = memory["notes"]
+            told = notes["session"]["reserved"] if kind == "anonymous" else notes["weights"]["mapped"]
+            beyond.append((memory["now"].get(kind, math.nan) - memory["bare"].get(kind, math.nan) - told) / 2**20)
+        return max(beyond)
+
+    return figure
+
+
 def at(measure: str, **point: Any) -> Callable[[Cell], bool]:
     """Cells of one measure at one point; never those of a model that fits into a cache."""
 
@@ -99,6 +114,10 @@ GOALS = (
         at_most=0.1,
         where=at("load", model="coarse", dtype="f32"),
     ),
+    Goal(
+        "anonymous memory ≤ what the session reserves + 64 MiB", unaccounted("anonymous"), at_most=64, where=at("load")
+    ),
+    Goal("file-backed memory ≤ the weights + 16 MiB", unaccounted("file"), at_most=16, where=at("load")),
     Goal(
         "peak memory, f32 ≤ 0.6× transformers",
         against("transformers"),

@@ -47,7 +47,7 @@ static void fma_only(void *argument, int64_t first, int64_t last, int thread) {
 
 static double peak(threads *pool, job *j) { /* GFLOP/s */
     const int n = threads_count(pool);
-    j->fma_rounds = 8000000;
+    j->fma_rounds = 20000000;
     const double begin = now();
     threads_run(pool, fma_only, j, n);
     return fma_operations(j->fma_rounds) * n / (now() - begin) * 1e-9;
