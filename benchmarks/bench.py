@@ -211,7 +211,7 @@ def main() -> int:
         contexts=given.contexts,
         peers=tuple(name for name in given.peers if name in versions),
         limits="the machine's limits" not in missing,
-        load_rounds=min(given.samples, 3) if given.quick else given.samples,
+        process_rounds=min(given.samples, 2) if given.quick else given.samples,
         scaling_base=(models.TINY, models.TINY) if small else (models.COARSE, models.FINE),
     )
     arguments: dict[str, Any] = {

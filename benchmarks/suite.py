@@ -31,7 +31,7 @@ class Plan:
     limits: bool  # whether the machine's limits can be measured here
     probe_seconds: float = 0.25
     void_above: float = 0.10
-    load_rounds: int = 5
+    process_rounds: int = 5  # of what takes a process of its own for each sample: load, kernel
     scaling_base: tuple[Spec, Spec] | None = None  # the models that curves over layers and over experts vary
 
     @property

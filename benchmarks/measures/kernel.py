@@ -40,7 +40,7 @@ def run(plan: Plan, megabytes: int = MEGABYTES) -> Iterator[Cell]:
     program = build(plan.cache)
     for threads in plan.threads:
         cells: dict[tuple[str, int, int], Cell] = {}
-        for _ in range(plan.rounds):
+        for _ in range(plan.process_rounds):
             command = [str(program), str(threads), str(megabytes), str(min(plan.seconds, 0.5))]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=dict(os.environ))
             for line in map(json.loads, done.stdout.splitlines()):

@@ -28,7 +28,7 @@ def run(checkpoint: Checkpoint) -> Iterator[Cell]:
             return Sample(seconds["open"], extra={**seconds, "first_token": first, "memory": engine.ask("memory")})
 
     asked = {name: (lambda name=name: start(name)) for name in (OURS, *(n for n in checkpoint.engines if n != OURS))}
-    samples = interleave(asked, plan.load_rounds)
+    samples = interleave(asked, plan.process_rounds)
     point = checkpoint.point(threads=threads, tokens=prompt)
     yield Cell("load", "s", point, samples, higher_is_better=False)
     for kind in ("peak", "anonymous", "file"):
