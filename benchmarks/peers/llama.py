@@ -2,7 +2,7 @@
 sizes.
 
 The batch is as long as the prompt; the inner batch (n_ubatch) stays at llama.cpp's 512. The KV cache stays f16, its
-default.
+default. Flash attention is on, as llama.cpp itself chooses where it can (the Python package alone turns it off).
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from peers import gguf_file
 class Peer:
     def __init__(self, cache: Path) -> None:
         self._cache = cache
+        self._llama: llama_cpp.Llama | None = None
 
     def versions(self) -> dict[str, str]:
         features = llama_cpp.llama_print_system_info().decode()
         return {"llama-cpp-python": llama_cpp.__version__, "llama.cpp features": features.strip(" |")}
 
     def prepare(self, path: str) -> str:
-        """Writes the GGUF file beside the checkpoint if it is not there yet."""
+        """Writes the GGUF file beside a checkpoint of the cache if it is not there yet."""
         folder = Path(path)
+        if folder.parent != self._cache:
+            raise ValueError("a GGUF file is written for the suite's own models alone")
         target = folder.with_name(f"{folder.name}.gguf")
         return str(made(target, lambda partial: gguf_file.write(folder, partial)))
 
@@ -36,12 +39,14 @@ class Peer:
         self.configure(threads, max_tokens, "none")
 
     def configure(self, threads: int, max_tokens: int, capture: str) -> None:
+        self._llama = None  # gives the old context back before the new one is made
         self._llama = llama_cpp.Llama(
             str(self._path),
             n_ctx=max_tokens,
             n_batch=max_tokens,
             n_threads=threads,
             n_threads_batch=threads,
+            flash_attn=True,
             verbose=False,
         )
         about = {
