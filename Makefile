@@ -52,7 +52,7 @@ lint: $(call extra,test) $(call extra,dev) ## ruff, mypy, compiler warnings as e
 	$(BIN)/mypy
 	$(MAKE) -C csrc -j $(JOBS) check
 
-bench: $(call extra,test) ## measure opening, prefill and decoding on this machine
+bench: $(call extra,test) ## measure this machine: engine, peers and limits (ARGS=--quick takes three minutes, ARGS=--help)
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 soak: $(CMAKE) $(call extra,test) ## runs of minutes: fuzzing (clang), leaks, load; log in benchmarks/soak/

@@ -113,6 +113,15 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
+def _bench(options: argparse.Namespace) -> int:
+    package = Path(__file__).resolve().parent
+    for folder in (package / "benchmarks", package.parent / "benchmarks"):
+        if (folder / "bench.py").is_file():
+            command = [sys.executable, str(folder / "bench.py"), *options.arguments]
+            os.execv(command[0], command)  # becomes the suite, so that signals and the exit code are its own
+    raise FileNotFoundError(f"no benchmarks in {package / 'benchmarks'}: install colibri-lab again")
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line as argparse sees it."""
     top = argparse.ArgumentParser(prog="colibri-lab", description="Look inside Mixture-of-Experts language models.")
@@ -142,6 +151,12 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("doctor", help="check a checkpoint folder before it is loaded (1: not healthy)")
     command.add_argument("path")
     command.set_defaults(run=_doctor)
+
+    command = commands.add_parser(
+        "bench", help="measure the engine beside its peers and the machine's limits", add_help=False
+    )
+    command.usage = "colibri-lab bench [ARGUMENT ...] (given to the suite unchanged; --help is the suite's)"
+    command.set_defaults(run=_bench)
     return top
 
 
@@ -149,7 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     from colibri_lab.errors import ColibriError
 
-    options = parser().parse_args(arguments)
+    options, others = parser().parse_known_args(arguments)
+    if options.run is _bench:
+        options.arguments = others
+    elif others:
+        parser().error(f"unrecognized arguments: {' '.join(others)}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a sign gets its number, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -33,7 +33,7 @@ def test_every_command_has_help(tmp_path: Path) -> None:
     """--help names all commands."""
     done = colibri_lab("--help", folder=tmp_path)
     assert done.returncode == 0
-    for command in ("lab", "notebooks", "info", "explore", "doctor"):
+    for command in ("lab", "notebooks", "info", "explore", "doctor", "bench"):
         assert re.search(rf"^ +{command}\b", done.stdout, flags=re.MULTILINE), command
 
 
@@ -121,3 +121,11 @@ def test_a_terminal_without_unicode_gets_the_report(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     done = colibri_lab("doctor", str(tmp_path), folder=tmp_path)
     assert done.returncode == 1 and "\\u2717" in done.stdout and "Traceback" not in done.stderr
+
+
+def test_bench_hands_its_arguments_to_the_suite(tmp_path: Path) -> None:
+    """The help is the suite's own, and so is the exit code."""
+    done = colibri_lab("bench", "--help", folder=tmp_path)
+    assert done.returncode == 0 and "--contexts" in done.stdout
+    done = colibri_lab("bench", "--models", "huge", folder=tmp_path)
+    assert done.returncode == 2 and "none of coarse, fine" in done.stderr

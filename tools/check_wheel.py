@@ -8,6 +8,7 @@ PARTS = {
     "its type stub": ("colibri_lab/_core.pyi", ""),
     "the typing marker": ("colibri_lab/py.typed", ""),
     "the notebooks": ("colibri_lab/notebooks/", ".ipynb"),
+    "the benchmark suite": ("colibri_lab/benchmarks/", "bench.py"),
     "browser code": ("colibri_lab/widgets/", ".js"),
     "style sheets": ("colibri_lab/widgets/", ".css"),
     "the bundled weights": ("colibri_lab/bundled/tiny-colibri/model", ".safetensors"),
