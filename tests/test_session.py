@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import shutil
@@ -391,7 +392,108 @@ def test_G4_an_interrupt_ends_a_long_generation(slow: lab.Model) -> None:
     assert session.feed([4]).stop == len(session.ids)
 
 
+@pytest.mark.parametrize("call", ["feed", "generate", "reset", "trace"])
+def test_G4_an_interrupt_anywhere_leaves_the_session_free(model: lab.Model, call: str) -> None:
+    """KeyboardInterrupt at the 1st, 2nd, 3rd ... place inside where Python looks for signals (a function begins, a
+    call of C ends): never is the session busy for good.
+    """
+    calls = {
+        "feed": lambda session: session.feed(IDS, progress=False),
+        "generate": lambda session: list(session.generate(2, stop_ids=(), progress=False)),
+        "reset": lambda session: session.reset(),
+        "trace": lambda session: session.trace(),
+    }
+    inside = [str(Path(lab.__file__).with_name("session.py")), contextlib.__file__]
+    session = model.session(max_tokens=64)
+    left = 0
+
+    def profiler(frame, event, argument):
+        nonlocal left
+        if frame.f_code.co_filename in inside and event in ("call", "c_return"):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    for number in range(1, 400):
+        session.reset()
+        session.feed([1, 2], progress=False)
+        left = number
+        sys.setprofile(profiler)
+        try:
+            calls[call](session)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert not session._lock.locked(), f"after place {number}"
+        if left > 0:
+            break
+    assert 3 < number < 399
+
+
 # ---- threads ----
+
+
+class Between:
+    """The engine's session, which runs `act` once when `name` is asked for, after (or before) it has answered."""
+
+    def __init__(self, engine, name: str, act, before: bool = False) -> None:
+        self.engine, self.name, self.act, self.before = engine, name, act, before
+
+    def __getattr__(self, name: str):
+        if name != self.name or self.act is None:
+            return getattr(self.engine, name)
+        act, self.act = self.act, None
+        if self.before:
+            act()
+        answer = getattr(self.engine, name)
+        if not self.before:
+            act()
+        return answer
+
+
+@pytest.mark.parametrize("name", ["truncations", "pass_count", "pass_bounds", "logits"])
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_H1_a_pass_taken_while_another_thread_goes_on_is_of_one_piece(model, name, resets, before) -> None:
+    """A feed (or reset and feed) that slips in between two questions: ids, rows and logits are of the same pass."""
+    session = model.session(capture="logits", max_tokens=64)
+    session.feed([1, 2])
+    session.feed([3, 4])
+    engine = session._engine
+
+    def other_thread() -> None:
+        session._engine = engine
+        if resets:
+            session.reset()
+            session.feed([7, 8])
+            session.feed([9, 10])
+        else:
+            session.feed([5])
+        session._engine = between
+
+    between = session._engine = Between(engine, name, other_thread, before)
+    taken = session.passes[-1]
+    assert between.act is None
+    assert taken.ids == session.ids[taken.start : taken.stop]
+    assert taken.logits.tobytes() == taken.tape["logits"][-1].tobytes()
+    assert taken is session.passes[taken.index]
+
+
+def test_a_reset_that_fails_changes_nothing(model: lab.Model) -> None:
+    """No memory for a fresh tape beside a kept view: the passes are as they were."""
+    session = model.session(capture="all", max_tokens=64)
+    held = session.feed(IDS)
+    view = session.tape["embed"]
+
+    def no_memory() -> None:
+        raise lab.OutOfMemoryError("no memory")
+
+    session._engine = Between(session._engine, "truncate", no_memory)
+    with pytest.raises(lab.OutOfMemoryError):
+        session.reset()
+    assert session.ids == IDS and session.passes[0] is held
+    assert held.tape["embed"].tobytes() == view.tobytes()
 
 
 @pytest.mark.parametrize("count", [2, 8])

@@ -286,6 +286,7 @@ static bool abandon_in_place(session *s, int64_t n_tokens, int64_t n_passes)
     if (in_place) {
         s->n_tokens = n_tokens;
         s->n_passes = n_passes;
+        s->n_truncations++;
         s->has_logits = false;
     }
     pthread_mutex_unlock(&s->lock);
@@ -311,6 +312,7 @@ static colibri_status truncate_rows(session *s, int64_t n_tokens, colibri_messag
     s->tape = fresh;
     s->n_tokens = n_tokens;
     s->n_passes = n_passes;
+    s->n_truncations++;
     s->has_logits = false;
     s->copied_bytes += copied;
     pthread_mutex_unlock(&s->lock);
@@ -334,6 +336,14 @@ void session_length(session *s, int64_t *n_tokens, int64_t *n_passes)
     *n_tokens = s->n_tokens;
     *n_passes = s->n_passes;
     pthread_mutex_unlock(&s->lock);
+}
+
+int64_t session_truncations(session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int64_t n = s->n_truncations;
+    pthread_mutex_unlock(&s->lock);
+    return n;
 }
 
 void session_pass(session *s, int64_t pass, int64_t *start, int64_t *stop)
