@@ -71,8 +71,6 @@ def short(text: str) -> str:
 
 def sentence(error: BaseException) -> str:
     """An error as one sentence; one that is not ours with its kind in front."""
-    if isinstance(error, KeyboardInterrupt):
-        return "Interrupted."
     words = str(error).strip() or type(error).__name__
     if not isinstance(error, ColibriError):
         words = f"{type(error).__name__}: {words}"

@@ -54,6 +54,7 @@ class RoutingExplorer(anywidget.AnyWidget):
     selection = traitlets.Dict().tag(sync=True)
     colour_by = traitlets.Enum(["expert", "entropy", "margin"], default_value="expert").tag(sync=True)
     _status = traitlets.Dict(default_value=dict(_IDLE)).tag(sync=True)
+    _in_cell = traitlets.Bool(False).tag(sync=True)  # the work holds the kernel: messages, so Stop, wait for its end
 
     def __init__(self, session_or_trace: RunsPrompts | Trace) -> None:
         self._session: RunsPrompts | None = None
@@ -211,11 +212,15 @@ class RoutingExplorer(anywidget.AnyWidget):
         self._stop.clear()
         work = Work(what, self._stop, self._tell)
         end: Status = _IDLE
+        self._in_cell = threading.current_thread() is threading.main_thread()
         self._status = {"state": "working", "text": what}
         try:
             yield work
         except Stopped:
             end = {"state": "idle", "text": f"Stopped. {work.left}"}
+        except KeyboardInterrupt:  # how Stop ends a cell's work; the cell ends with it
+            end = {"state": "idle", "text": f"Stopped. {work.left}"}
+            raise
         except BaseException as error:
             end = {"state": "error", "text": f"{sentence(error)} {work.left}", "traceback": trace_of(error)}
             raise

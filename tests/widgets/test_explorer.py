@@ -294,6 +294,34 @@ class TestRunning:
         assert len(explorer.trace.ids) == 8
         assert explorer._status == {"state": "idle", "text": "Stopped. 3 new tokens are kept."}
 
+    def test_an_interrupt_is_a_stop_and_goes_on_to_the_cell(self) -> None:
+        """What was made is kept and shown, the view speaks of no error, and the caller gets the interrupt."""
+        session = FakeSession()
+        explorer = RoutingExplorer(session)
+        explorer.run("hello")
+
+        def interrupt(step: int) -> None:
+            if step == 3:
+                raise KeyboardInterrupt
+
+        session.on_step = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            explorer.generate(30)
+        assert len(explorer.trace.ids) == 8
+        assert explorer._status == {"state": "idle", "text": "Stopped. 3 new tokens are kept."}
+
+    def test_the_view_is_told_whether_a_cell_holds_the_work(self) -> None:
+        """A call in the main thread keeps the kernel from hearing Stop; one in another thread does not."""
+        session = FakeSession()
+        explorer = RoutingExplorer(session)
+        seen: list[bool] = []
+        session.on_step = lambda _: seen.append(explorer._in_cell)
+        explorer.run("a")
+        thread = threading.Thread(target=explorer.run, args=("b",))
+        thread.start()
+        thread.join()
+        assert seen == [True, False]
+
     def test_a_busy_session_is_waited_for_and_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The view says who is in the way, and the run goes on when the session is free."""
         monkeypatch.setattr("colibri_lab.widgets.explorer._RETRY_SECONDS", 0.001)

@@ -11,7 +11,7 @@ import { buildShell } from "./shell.js";
 import { keyboard } from "./keys.js";
 import { makeActions } from "./actions.js";
 import { twinTables } from "./twins.js";
-import { watchKernel } from "./kernel.js";
+import { interrupter, watchKernel } from "./kernel.js";
 import { showHelp, showStatus } from "./states.js";
 
 const BATCH = 8; // layers asked for at once
@@ -172,7 +172,7 @@ export class Explorer {
   press(act) {
     const { parts, model } = this;
     if (act === "run" || act === "generate") this.work(act);
-    else if (act === "stop") model.send({ kind: "stop" });
+    else if (act === "stop") this.stop();
     else if (act === "html") model.send({ kind: "html" });
     else if (act === "copy") this.copy(parts.code.textContent, parts.copied);
     else if (act === "recipe") this.copy(`${this.view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
@@ -198,6 +198,13 @@ export class Explorer {
     }
     this.tell("");
     model.send({ kind: act, ...(fresh && { text }), ...(act === "generate" && { count: 32 }) });
+  }
+
+  stop() {
+    const { model, parts } = this;
+    if (parts.actions.stop.disabled) return;
+    if (!model.get("_in_cell")) return model.send({ kind: "stop" });
+    interrupter(model)().catch(() => this.tell("The kernel could not be interrupted from here; use its own interrupt (■, or I I)."));
   }
 
   copy(text, place) {
@@ -335,7 +342,7 @@ export class Explorer {
   }
 
   showState() {
-    showStatus(this.parts, this.view.store, this.model.get("_status"), this.kernelState ?? "idle");
+    showStatus(this.parts, this.view.store, this.model.get("_status"), this.kernelState ?? "idle", !this.model.get("_in_cell") || interrupter(this.model) !== null);
   }
 
   close() {
