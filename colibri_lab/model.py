@@ -8,6 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -187,8 +188,8 @@ class Model:
         users = self._engine.users()
         if users:
             raise BusyError(
-                f"{users} sessions and views of this model are alive; drop them first "
-                "(del, and Out[n] in a notebook holds what a cell showed)"
+                f"{users} {'session or view' if users == 1 else 'sessions and views'} of this model still in use; drop "
+                "them first (del, and Out[n] in a notebook holds what a cell showed)"
             )
         self._engine.close()
 
@@ -198,7 +199,8 @@ class Model:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        """Closes, unless sessions or views outlive the block: then the files stay mapped until these are gone."""
+        with suppress(BusyError):
             self.close()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

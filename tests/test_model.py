@@ -274,6 +274,18 @@ def test_a_with_block_closes(folder: Path) -> None:
     assert session.max_tokens == 8
 
 
+def test_a_session_outlives_the_with_block_of_its_model(folder: Path) -> None:
+    """Leaving the block is no error; the session goes on, and the files go with the last of those that use them."""
+    with lab.open(folder) as model:
+        session = model.session(max_tokens=8)
+        session.feed([1, 2])
+    assert session.feed([3]).stop == 3
+    del session
+    model.close()
+    with pytest.raises(lab.ColibriError, match="closed"):
+        model.session()
+
+
 def test_models_cannot_be_pickled_or_copied(folder: Path) -> None:
     """The error says why and what to do."""
     model = lab.open(folder)
