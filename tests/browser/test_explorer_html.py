@@ -163,6 +163,21 @@ def test_no_words_are_drawn_over_others(show: Show, shape: tuple[int, int, int, 
     )
 
 
+def test_logit_bars_start_at_zero(show: Show) -> None:
+    """Each bar reaches from one zero line, to the left below zero, as long as its value; the largest fills the rest."""
+    trace = synthetic_trace(6, 8, 2, 40, seed=0)
+    page = show(trace, "bars", layer=3, token=35)
+    logits = trace["layers.3.moe.router_logits"][35]
+    assert logits.min() < 0 < logits.max()
+    for row in page.locator(".tcard tbody tr[data-expert]").all():
+        value = float(logits[int(row.get_attribute("data-expert"))])
+        axis, bar = row.locator(".axis").bounding_box(), row.locator(".bar").bounding_box()
+        pixels = axis["width"] / float(logits.max() - logits.min())
+        zero = axis["x"] - float(logits.min()) * pixels
+        ends = sorted([zero, zero + value * pixels])
+        assert abs(bar["x"] - ends[0]) < 2.5 and abs(bar["x"] + bar["width"] - ends[1]) < 2.5
+
+
 def test_an_empty_trace_says_so(show: Show) -> None:
     """No picture, one sentence."""
     page = show(synthetic_trace(6, 8, 2, 0), "empty")
