@@ -145,7 +145,8 @@ class RoutingExplorer(anywidget.AnyWidget):
         ids = self._encode(session, text)
         with self._working(f"Running {short(text)}") as work:
             self._patiently(session.reset)
-            work.left = "The session is empty now; the picture is of the previous run."
+            picture = "; the picture is of the previous run" if self._shown.tokens else ""
+            work.left = f"The session is empty now{picture}."
             session.feed(ids, progress=lambda done: work.report(round(done * len(ids)), len(ids)))
             self._prompt = text
             self._show(session.trace())

@@ -178,6 +178,18 @@ def test_logit_bars_start_at_zero(show: Show) -> None:
         assert abs(bar["x"] - ends[0]) < 2.5 and abs(bar["x"] + bar["width"] - ends[1]) < 2.5
 
 
+def test_signs_without_a_look_have_names_and_legends_have_ends(show: Show) -> None:
+    """A joiner or variation selector alone is named, an emoji is left whole; both ramps carry their end numbers."""
+    trace = synthetic_trace(6, 8, 2, 5, seed=0)
+    arrays = {path: np.array(trace[path]) for path in trace}
+    texts = ["\u200d", "\ufe0f", "\U000e0100", "\U0001f469\u200d\U0001f4bb", "a"]
+    page = show(Trace(arrays, ids=trace.ids, texts=texts, meta=trace.meta), "signs", layer=3, token=4)
+    assert page.locator(".tx").all_inner_texts() == ["ZWJ", "VS16", "VS17", texts[3], "a"]
+    for colour, ends in (("entropy", ["0", "1"]), ("margin", ["≥", "2", "0"])):
+        page.locator(f"[data-by={colour}]").click()
+        assert page.locator(".ends").inner_text().split() == ends
+
+
 def test_an_empty_trace_says_so(show: Show) -> None:
     """No picture, one sentence."""
     page = show(synthetic_trace(6, 8, 2, 0), "empty")

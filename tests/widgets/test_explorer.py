@@ -284,6 +284,14 @@ class TestRunning:
         assert len(explorer.trace.ids) == 5, "the former picture"
         assert explorer._status["text"].startswith("Stopped. The session is empty now")
 
+    def test_a_first_run_that_is_stopped_speaks_of_no_picture(self) -> None:
+        """There was none."""
+        session = FakeSession()
+        explorer = RoutingExplorer(session)
+        session.on_step = lambda i: explorer.stop() if i == 2 else None
+        explorer.run("a prompt")
+        assert explorer._status["text"] == "Stopped. The session is empty now."
+
     def test_stop_keeps_generated_tokens(self) -> None:
         """As many as were made."""
         session = FakeSession()

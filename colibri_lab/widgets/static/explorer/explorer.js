@@ -74,7 +74,10 @@ export class Explorer {
 
   receive(content, buffers) {
     if (content.kind === "head") return this.adoptTrace(new Store(content.facts, unpack(content.arrays, buffers), content.version));
-    if (content.kind === "html") return download(content.name, content.text);
+    if (content.kind === "html") {
+      download(content.name, content.text);
+      return this.tell(`Saved as ${content.name}.`);
+    }
     const { store } = this.view;
     if (!store || content.version !== store.version) return; // of a trace that is no longer shown
     const arrays = unpack(content.arrays, buffers);
@@ -215,6 +218,7 @@ export class Explorer {
   }
 
   tell(words, place = this.parts.said) {
+    this.parts.said.textContent = this.parts.copied.textContent = "";
     place.textContent = words;
     clearTimeout(this.telling);
     this.telling = setTimeout(() => (this.parts.said.textContent = this.parts.copied.textContent = ""), 6000);

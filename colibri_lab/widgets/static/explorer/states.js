@@ -36,7 +36,7 @@ export function showStatus(parts, store, status, kernel, stoppable) {
   parts.work.classList.toggle("nokernel", !able);
   parts.body.classList.toggle("dimmed", working);
   if (!able) parts.worktext.innerHTML = kernel === "page" ? "" : `<b class="bad">✗</b> ${escape(WHY[kernel]).replace("No kernel.", "<b>No kernel.</b>")}`;
-  else if (working) parts.worktext.innerHTML = progress(status, stoppable);
+  else if (working) parts.worktext.innerHTML = progress(status, stoppable, Boolean(store?.T));
   else if (waiting || ended) parts.worktext.textContent = status.text;
   if (kernel === "page") parts.work.hidden = true;
   parts.meter.parentElement.hidden = !able || !status.total;
@@ -46,11 +46,11 @@ export function showStatus(parts, store, status, kernel, stoppable) {
   showEmpty(parts, store);
 }
 
-function progress(status, stoppable) {
+function progress(status, stoppable, picture) {
   const of = status.total ? `, <b>${count(status.done)} of ${count(status.total)}</b> tokens` : "";
   const left = status.seconds_left > 0 ? `, ${status.seconds_left} s left` : "";
   const how = stoppable ? "Stop ends it within a second." : "A cell is running this: stop it with the kernel’s own interrupt (■, or I I).";
-  return `${escape(status.text)}${of}${left}. <span class="q">${how} The picture of the previous run stays, dimmed.</span>`;
+  return `${escape(status.text)}${of}${left}. <span class="q">${how}${picture ? " The picture of the previous run stays, dimmed." : ""}</span>`;
 }
 
 function showFault(parts, { text, traceback }) {

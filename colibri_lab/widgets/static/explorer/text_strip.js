@@ -156,7 +156,8 @@ function legend(view, palette) {
     parts.push(`<span>${view.slots.shown.map((e) => chip(view, e)).join(" ")}</span>`);
   } else {
     const clear = store.facts.by_score[layer] ? CLEAR.score : CLEAR.logit;
-    parts.push(`<span>${ramp(palette)} ${view.by === "entropy" ? "no fill: sure, 0; strongest: undecided, 1" : `no fill: clear by ${clear} or more; strongest: tie`}</span>`);
+    const [weak, strong, words] = view.by === "entropy" ? ["0", "1", "no fill: sure; strongest: undecided"] : [`≥ ${clear}`, "0", "no fill: clear; strongest: tie"];
+    parts.push(`<span class="ends">${weak} ${ramp(palette)} ${strong}</span><span>${words}</span>`);
   }
   parts.push(markKey(strangeTokens(view)));
   return parts.join("");
