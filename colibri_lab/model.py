@@ -19,7 +19,6 @@ from colibri_lab._files import local_path, must_exist
 from colibri_lab._paths import TapTable
 from colibri_lab.config import Config
 from colibri_lab.errors import BusyError, FileError, FormatError
-from colibri_lab.sniff import read_json
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
@@ -84,17 +83,11 @@ class Model:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The model's end tokens: `eos_token_id` of generation_config.json, else of config.json; empty when neither
-        names one.
+        names one. Raises FormatError or FileError, naming the file, when one of them is broken.
         """
-        for name in ("generation_config.json", "config.json"):
-            try:
-                value = read_json(self.folder / name).get("eos_token_id") if (self.folder / name).is_file() else None
-            except (FileError, FormatError):
-                continue  # config.json was checked by the engine; the other file is optional
-            ids = value if isinstance(value, list) else [value]
-            if value is not None and all(type(i) is int for i in ids):
-                return tuple(ids)
-        return ()
+        from colibri_lab.tokenizer import end_ids
+
+        return end_ids(self.folder)
 
     @cached_property
     def identity(self) -> str:
