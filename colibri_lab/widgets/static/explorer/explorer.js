@@ -130,7 +130,7 @@ export class Explorer {
     const token = wish.token ?? view.token;
     const moved = layer !== view.layer || token !== view.token;
     const first = store.at(layer, token)?.ids[0];
-    let expert = wish.expert ?? (moved && first !== undefined && first !== store.noId ? first : view.expert);
+    let expert = wish.expert ?? (moved && first !== undefined ? first : view.expert);
     expert = Math.min(expert, store.E - 1);
     this.show(layer, token, expert);
     model.set("selection", { layer: store.facts.layers[layer], token, expert });

@@ -144,6 +144,7 @@ function drawLargeCells(ctx, view, layout) {
       continue;
     }
     for (let slot = 0; slot < K; slot++) {
+      if (block.ids[t * K + slot] === store.noId) continue;
       const value = Math.abs(block.gates[t * K + slot]) / store.facts.gate_top;
       const half = halves && slot > 0;
       const y = top + block.ids[t * K + slot] * row + (half ? row * 0.27 : 0);
@@ -177,6 +178,7 @@ function drawSmallCells(ctx, view, layout) {
     const t = tokens.start + i;
     if (isStrange(block.flags[t])) continue;
     for (let slot = 0; slot < K; slot++) {
+      if (block.ids[t * K + slot] === store.noId) continue;
       const value = Math.abs(block.gates[t * K + slot]) / store.facts.gate_top;
       if (value > 1 + 1e-6) clipped++;
       const pixel = value >= 0 ? palette.pixelSparse(value) : unknown;

@@ -130,10 +130,10 @@ function look(view) {
     if (here.flags & FLAG.unrecorded) return [`border-color:${palette.line2};border-bottom-style:dotted`, "", "", "unknown"];
     if (here.flags & FLAG.unranked) return [`border-color:${palette.mark};border-bottom-style:double`, "", "", strangeMark(here.flags)];
     if (by === "expert") {
-      const [first, second] = here.ids;
+      const [first, second = first] = here.ids;
       const colour = expertColour(view, first);
       const line = single ? colour : expertColour(view, second);
-      return [`background:${withAlpha(colour, view.slots.of(first) < 0 ? 0.12 : palette.tint)};border-color:${line}`, String(first), single ? "" : String(second), ""];
+      return [`background:${withAlpha(colour, view.slots.of(first) < 0 ? 0.12 : palette.tint)};border-color:${line}`, String(first), single || here.ids.length < 2 ? "" : String(second), ""];
     }
     const value = by === "entropy" ? here.entropy : here.margin;
     const strength = by === "entropy" ? value : 1 - Math.min(1, Math.max(0, value / clear));

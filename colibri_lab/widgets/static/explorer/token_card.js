@@ -122,7 +122,7 @@ function path(view) {
   const { store, token } = view;
   const cells = store.facts.layers.map((name, l) => {
     const here = store.at(l, token);
-    const more = store.K > 2 ? ` <span class="q">+${store.K - 2}</span>` : "";
+    const more = here?.ids.length > 2 ? ` <span class="q">+${here.ids.length - 2}</span>` : "";
     const experts = !here ? "…" : here.flags & FLAG.unrecorded ? markSvg("unknown") : !here.ranked ? markSvg(strangeMark(here.flags)) : Array.from(here.ids).slice(0, 2).map((e, i) => chip(layerView(view, l), e, i > 0)).join(" ") + more;
     const margin = here && !Number.isNaN(here.margin) ? fixed(here.margin) + (here.flags & FLAG.tie ? " ≈" : "") : "–";
     return `<button type="button" data-lm-suppress-shortcuts="true" data-layer="${l}" ${l === view.layer ? 'aria-current="true"' : ""}><span class="q">layer ${name}</span><br>${experts}<br><span>${margin}</span></button>`;
@@ -196,7 +196,7 @@ function drawSparks(canvas, view) {
     }
     margins.push(Number.isNaN(here.margin) ? null : [x(l), logY(here.margin)]);
     entropies.push(Number.isNaN(here.entropy) ? null : [x(l), 72 - 26 * here.entropy]);
-    const edge = values ? Math.abs(values[here.ids[store.K - 1]]) : NaN;
+    const edge = values ? Math.abs(values[here.ids.at(-1)]) : NaN;
     steps.push(edge > 0 ? [x(l), logY(2 ** (Math.floor(Math.log2(edge)) - BF16_BITS + 1))] : null);
     if (here.flags & FLAG.tie) ties.push([x(l), logY(here.margin)]);
   }
