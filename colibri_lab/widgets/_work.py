@@ -23,6 +23,10 @@ class RunsPrompts(Protocol):
     model: Any
 
     @property
+    def ids(self) -> list[int]:
+        """Tokens so far."""
+
+    @property
     def max_tokens(self) -> int:
         """Tokens it holds at most."""
 
