@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from colibri_lab import __version__
+
 FIRST_NOTEBOOK = "01_routing_explorer.ipynb"
 DEFAULT_FOLDER = Path("colibri-notebooks")
 
@@ -31,6 +33,8 @@ def shipped_notebooks() -> list[Path]:
 
 def copy_notebooks(folder: Path, force: bool = False) -> list[Path]:
     """Copies the shipped notebooks to `folder` and returns the copies made; an existing file is kept unless `force`."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"'{folder}' is a file; name a folder for the notebooks")
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for source in shipped_notebooks():
@@ -99,7 +103,11 @@ def _explore(options: argparse.Namespace) -> int:
     import colibri_lab as lab
 
     session = lab.open(options.model).session(capture="moe")
-    session.feed(options.text)
+    try:
+        session.feed(options.text)
+    except lab.CapacityError:
+        limit = session.max_tokens
+        raise lab.CapacityError(f"the text is longer than the {limit} tokens that this model takes") from None
     lab.RoutingExplorer(session).to_html(options.html)
     print(options.html)
     return 0
@@ -125,6 +133,7 @@ def _bench(options: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     """The whole command line as argparse sees it."""
     top = argparse.ArgumentParser(prog="colibri-lab", description="Look inside Mixture-of-Experts language models.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.set_defaults(run=_lab, folder=DEFAULT_FOLDER, arguments=[])
     commands = top.add_subparsers(title="commands", metavar="COMMAND", description="(without a command: lab)")
 

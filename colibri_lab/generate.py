@@ -77,11 +77,11 @@ def _tokens(
     session: Session, n: int, draw: Callable[[Array], tuple[int, float]], stops: frozenset[int], progress: Progress
 ) -> Iterator[Token]:
     stream = _stream(session)
-    length, epoch = session._engine.length, session._epoch
+    length, epoch = session._engine.length, session._engine.truncations
     with shown(progress, n, "tokens", "generate") as report:
         for step in range(n):
-            if session._engine.length != length or session._epoch != epoch:
-                reset = " by reset()" if session._epoch != epoch else ""
+            if session._engine.length != length or session._engine.truncations != epoch:
+                reset = " by reset()" if session._engine.truncations != epoch else ""
                 raise BusyError(
                     f"while generate was running, another hand took the session from {length} to "
                     f"{session._engine.length} tokens{reset}"

@@ -8,6 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,6 @@ from colibri_lab._files import local_path, must_exist
 from colibri_lab._paths import TapTable
 from colibri_lab.config import Config
 from colibri_lab.errors import BusyError, FileError, FormatError
-from colibri_lab.sniff import read_json
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
@@ -83,17 +83,11 @@ class Model:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The model's end tokens: `eos_token_id` of generation_config.json, else of config.json; empty when neither
-        names one.
+        names one. Raises FormatError or FileError, naming the file, when one of them is broken.
         """
-        for name in ("generation_config.json", "config.json"):
-            try:
-                value = read_json(self.folder / name).get("eos_token_id") if (self.folder / name).is_file() else None
-            except (FileError, FormatError):
-                continue  # config.json was checked by the engine; the other file is optional
-            ids = value if isinstance(value, list) else [value]
-            if value is not None and all(type(i) is int for i in ids):
-                return tuple(ids)
-        return ()
+        from colibri_lab.tokenizer import end_ids
+
+        return end_ids(self.folder)
 
     @cached_property
     def identity(self) -> str:
@@ -187,8 +181,8 @@ class Model:
         users = self._engine.users()
         if users:
             raise BusyError(
-                f"{users} sessions and views of this model are alive; drop them first "
-                "(del, and Out[n] in a notebook holds what a cell showed)"
+                f"{users} {'session or view' if users == 1 else 'sessions and views'} of this model still in use; drop "
+                "them first (del, and Out[n] in a notebook holds what a cell showed)"
             )
         self._engine.close()
 
@@ -198,7 +192,8 @@ class Model:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        """Closes, unless sessions or views outlive the block: then the files stay mapped until these are gone."""
+        with suppress(BusyError):
             self.close()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

@@ -7,7 +7,7 @@ Each docstring gives the value that chance alone would produce, for a number wit
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from colibri_lab.errors import ArgumentError, is_number, is_whole
 from colibri_lab.trace import HasTrace, Trace, trace_of
 
-__all__ = ["chance_band", "coactivation", "entropy", "load", "margin"]
+__all__ = ["chance_band", "coactivation", "entropy", "load", "margin", "row_entropy", "row_margin"]
 
 _MOST_TOKENS = 10**12  # of a chance band: its arrays have some million numbers then
 _ROWS = 4096  # tokens worked on at a time: a block of 128 experts in float64 stays in cache
@@ -50,15 +50,21 @@ def entropy(trace: Trace | HasTrace, normalised: bool = False) -> NDArray[np.flo
     trace = trace_of(trace)
     out = np.empty((len(trace.moe_layers), len(trace.ids)))
     for row, layer in enumerate(trace.moe_layers):
-        logits = trace[f"layers.{layer}.moe.router_logits"]
-        for start in range(0, len(logits), _ROWS):
-            out[row, start : start + _ROWS] = _row_entropy(logits[start : start + _ROWS].astype(np.float64))
+        out[row] = row_entropy(trace[f"layers.{layer}.moe.router_logits"], normalised)
+    return out
+
+
+def row_entropy(logits: NDArray[Any], normalised: bool = False) -> NDArray[np.float64]:
+    """`entropy` of rows of logits (T, E) of any number type, worked out in float64; (T,)."""
+    out = np.empty(len(logits))
+    for start in range(0, len(logits), _ROWS):
+        out[start : start + _ROWS] = _entropy(logits[start : start + _ROWS].astype(np.float64))
     if not normalised:
         return out
-    return out / np.log(trace.num_experts) if trace.num_experts > 1 else out * 0
+    return out / np.log(logits.shape[1]) if logits.shape[1] > 1 else out * 0
 
 
-def _row_entropy(z: NDArray[np.float64]) -> NDArray[np.float64]:
+def _entropy(z: NDArray[np.float64]) -> NDArray[np.float64]:
     """H of softmax(z) per row. With d = z − max and S = Σ e^d it is ln S − Σ d e^d / S: no logarithm of a small p."""
     with np.errstate(invalid="ignore"):
         d = z - z.max(axis=1, keepdims=True)
@@ -83,21 +89,32 @@ def margin(trace: Trace | HasTrace, of: Literal["scores", "logits"] = "scores") 
     if of not in taps:
         raise ArgumentError(f"a margin is of 'scores' or of 'logits', not {of!r}")
     trace = trace_of(trace)
-    k, experts = trace.top_k, trace.num_experts
-    out = np.full((len(trace.moe_layers), len(trace.ids)), np.inf)
+    out = np.empty((len(trace.moe_layers), len(trace.ids)))
     for row, layer in enumerate(trace.moe_layers):
-        scores = trace[f"layers.{layer}.moe.{taps[of]}"]
-        for start in range(0, len(scores), _ROWS):
-            block = scores[start : start + _ROWS].astype(np.float64)
-            nan = np.isnan(block).any(axis=1)
-            if k < experts:
-                block.partition((experts - k - 1, experts - k), axis=1)
-                with np.errstate(invalid="ignore"):
-                    gap = block[:, experts - k] - block[:, experts - k - 1]
-                # Two equal infinities are a tie, not a NaN.
-                out[row, start : start + _ROWS] = np.where(np.isnan(gap), 0.0, gap)
-            out[row, start : start + _ROWS][nan] = np.nan
+        out[row], _ = row_margin(trace[f"layers.{layer}.moe.{taps[of]}"], trace.top_k)
     return out
+
+
+def row_margin(values: NDArray[Any], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`margin` of rows of values (T, E) of any number type, and the larger magnitude of the two that it compares; (T,)
+    each, worked out in float64.
+    """
+    experts = values.shape[1]
+    gap, size = np.full(len(values), np.inf), np.full(len(values), np.inf)
+    for start in range(0, len(values), _ROWS):
+        rows = slice(start, start + _ROWS)
+        block = values[rows].astype(np.float64)
+        nan = np.isnan(block).any(axis=1)
+        if k < experts:
+            block.partition((experts - k - 1, experts - k), axis=1)
+            last, following = block[:, experts - k], block[:, experts - k - 1]
+            with np.errstate(invalid="ignore", over="ignore"):
+                difference = last - following
+            # Two equal infinities are a tie, not a NaN.
+            gap[rows] = np.where(np.isnan(difference), 0.0, difference)
+            size[rows] = np.maximum(np.abs(last), np.abs(following))
+        gap[rows][nan] = np.nan
+    return gap, size
 
 
 def coactivation(trace: Trace | HasTrace) -> NDArray[np.float64]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._engine import core
-from colibri_lab.errors import ArgumentError, BusyError, NotCapturedError, is_whole
+from colibri_lab.errors import ArgumentError, BusyError, ColibriError, NotCapturedError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.tape import Tape
 from colibri_lab.trace import Trace
@@ -32,12 +32,15 @@ class Pass:
     these rows.
     """
 
-    def __init__(self, session: Session, index: int, logits: Array | None) -> None:
+    def __init__(self, session: Session, index: int, last: bool) -> None:
         self.index = index
         self.start, self.stop = session._engine.pass_bounds(index)
         self.ids: list[int] = session._ids[self.start : self.stop]
         self.tape = Tape(session, index)
-        self._logits = logits
+        self._logits: Array | None = None
+        if last:
+            with suppress(ColibriError):  # gone with a reset that another thread is doing
+                self._logits = session._engine.logits()
 
     @property
     def logits(self) -> Array:
@@ -82,8 +85,7 @@ class Passes(Sequence[Pass]):
             return [self[number] for number in range(*index.indices(count))]
         if not -count <= index < count:
             raise IndexError(f"there is no pass {index}; the session has {count}")
-        number = index % count
-        return self._session._pass(number, last=number == count - 1)
+        return self._session._pass(index % count)
 
     def __repr__(self) -> str:
         return repr(list(self))
@@ -118,8 +120,7 @@ class Session:
         )
         self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
         self._ids: list[int] = []
-        self._epoch = 0  # counts resets, so that passes of an abandoned timeline are told apart
-        self._held: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
+        self._held: weakref.WeakValueDictionary[tuple[int, int], Pass] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     # ---- run ----
@@ -177,8 +178,6 @@ class Session:
     def reset(self) -> None:
         """Forgets all tokens. Arrays that you hold stay as they are."""
         with self._alone():
-            self._held.clear()
-            self._epoch += 1
             self._engine.truncate(0)
 
     # ---- look ----
@@ -252,14 +251,15 @@ class Session:
 
     # ---- inside ----
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
+    def _alone(self) -> threading.Lock:
+        """What to hold while inside: `with self._alone(): ...`. Raises BusyError when another call holds it.
+
+        The lock itself, not a context manager in Python, whose lines Ctrl-C could part: the lock would be lost. Two
+        threads that look at the same instant both see it free; then one waits for the other.
+        """
+        if self._lock.locked():
             raise BusyError("session busy: another call is inside it; wait for it, or use a session of your own")
-        try:
-            yield
-        finally:
-            self._lock.release()
+        return self._lock
 
     def _to_ids(self, x: Any) -> NDArray[np.int32]:
         if not isinstance(x, str):
@@ -283,11 +283,17 @@ class Session:
             self._engine.feed(ids, report)
         return self.passes[-1]
 
-    def _pass(self, index: int, last: bool) -> Pass:
-        held = self._held.get(index)
-        if held is None:
-            held = self._held[index] = Pass(self, index, self._engine.logits() if last else None)
-        return held
+    def _pass(self, index: int) -> Pass:
+        """Pass number `index`. Its parts count only if no other thread ended a pass or reset while we gathered them."""
+        while True:
+            now = epoch, count = self._engine.truncations, self._engine.pass_count
+            if index >= count:
+                raise IndexError(f"there is no pass {index}; the session has {count}")
+            found = self._held.get((epoch, index))
+            if found is None:
+                found = Pass(self, index, last=index == count - 1)
+            if now == (self._engine.truncations, self._engine.pass_count):
+                return self._held.setdefault((epoch, index), found)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

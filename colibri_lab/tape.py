@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._paths import Place, matcher
-from colibri_lab.errors import ColibriError, NotCapturedError
+from colibri_lab.errors import ArgumentError, ColibriError, NotCapturedError
 
 if TYPE_CHECKING:
     from colibri_lab.session import Session
@@ -33,7 +33,7 @@ class Tape(Mapping[str, Array]):
     def __init__(self, session: Session, pass_index: int = -1) -> None:
         self._session = session
         self._pass = pass_index
-        self._epoch = session._epoch
+        self._epoch = session._engine.truncations
 
     def __getitem__(self, path: str) -> Array:
         return self._view(self._session.model._taps.find(path))
@@ -114,13 +114,20 @@ class Tape(Mapping[str, Array]):
         )
 
     def _view(self, place: Place, pass_index: int | None = None) -> Array:
-        if self._pass >= 0 and self._epoch != self._session._epoch:
+        number = self._pass if pass_index is None else pass_index
+        try:
+            array = self._session._engine.tap(place.kind, place.layer, place.expert, number)
+        except ArgumentError:  # no such pass
+            self._check_not_abandoned()
+            raise
+        self._check_not_abandoned()  # afterwards: another thread may have reset while we looked
+        return array
+
+    def _check_not_abandoned(self) -> None:
+        if self._pass >= 0 and self._epoch != self._session._engine.truncations:
             raise NotCapturedError(
                 "this pass was abandoned by reset(); arrays taken from it before then are still valid"
             )
-        return self._session._engine.tap(
-            place.kind, place.layer, place.expert, self._pass if pass_index is None else pass_index
-        )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

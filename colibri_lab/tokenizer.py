@@ -20,7 +20,7 @@ from colibri_lab.errors import ArgumentError, FileError, FormatError
 from colibri_lab.sniff import read_json
 from colibri_lab.streaming import TextStream
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "end_ids"]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -76,7 +76,7 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception for everything
             read_json(file)  # says better what is wrong with a file that is no JSON at all
             raise FormatError(f"{file} is no tokenizer that the tokenizers library reads: {error}") from error
-        config, generation = _read(path / "config.json"), _read(path / "generation_config.json")
+        config = _read(path / "config.json")
         settings = {**_read(path / "special_tokens_map.json"), **_read(path / "tokenizer_config.json")}
         vocab_size, largest = config.get("vocab_size"), max(inner.get_vocab().values(), default=-1)
         if isinstance(vocab_size, int) and largest >= vocab_size:
@@ -87,7 +87,7 @@ class Tokenizer:
             )
         return cls(
             inner,
-            eos_ids=_ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id")),
+            eos_ids=end_ids(path),
             special_tokens=_special_tokens(settings),
             chat_templates=_chat_templates(path, settings),
         )
@@ -216,19 +216,27 @@ def _decoder_kinds(decoder: Any) -> set[str]:
     return {str(decoder.get("type"))}.union(*(_decoder_kinds(step) for step in decoder.get("decoders", ())))
 
 
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """The end tokens that a checkpoint folder names: `eos_token_id` of generation_config.json, else of config.json.
+
+    () when neither names one. Raises FormatError or FileError, naming the file, when one of them is there and cannot be
+    read, or its `eos_token_id` is no id, list of ids or null.
+    """
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        value = _read(file).get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+            raise FormatError(f"{file}: eos_token_id is {value!r:.60}; it must be an id or a list of ids")
+        if ids:
+            return tuple(dict.fromkeys(ids))
+    return ()
+
+
 def _read(file: Path) -> dict[str, Any]:
     """A JSON object from a file beside the tokenizer; {} when there is no such file."""
-    return read_json(file) if file.is_file() else {}
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    """`eos_token_id` is a number, a list of numbers, or null."""
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list) else [value]
-    if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-        raise FormatError(f"eos_token_id is {value!r:.60}; it must be an id or a list of ids")
-    return tuple(dict.fromkeys(ids))
+    if file.exists() and not file.is_file():
+        raise FileError(f"cannot read {file}: it is no regular file")  # reading a pipe would wait for ever
+    return read_json(file) if file.exists() else {}
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

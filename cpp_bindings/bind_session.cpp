@@ -147,6 +147,7 @@ void bind_session(py::module_ &m)
         .def("memory", &memory)
         .def_property_readonly("length", [](const Session &s) { return colibri_session_length(s.get()); })
         .def_property_readonly("pass_count", [](const Session &s) { return colibri_session_pass_count(s.get()); })
+        .def_property_readonly("truncations", [](const Session &s) { return colibri_session_truncations(s.get()); })
         .def_property_readonly("max_tokens", [](const Session &s) { return colibri_session_max_tokens(s.get()); })
         .def_property_readonly("threads", [](const Session &s) { return colibri_session_threads(s.get()); });
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from colibri_lab import _cli
+from colibri_lab import __version__, _cli
 
 
 def colibri_lab(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -94,6 +94,25 @@ def test_notebooks_are_copied_and_never_overwritten(tmp_path: Path) -> None:
     assert first.read_text() == "edited" and (target / _cli.FIRST_NOTEBOOK).exists()
     assert colibri_lab("notebooks", "mine", "--force", folder=tmp_path).returncode == 0
     assert first.read_bytes() == shipped
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    """And stays as it is."""
+    (tmp_path / "taken").write_text("mine")
+    done = colibri_lab("notebooks", "taken", folder=tmp_path)
+    assert done.returncode == 1 and "'taken' is a file" in done.stderr
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_version_is_told(tmp_path: Path) -> None:
+    done = colibri_lab("--version", folder=tmp_path)
+    assert done.stdout.strip() == f"colibri-lab {__version__}"
+
+
+def test_a_text_that_is_too_long_is_refused_with_the_limit(tmp_path: Path) -> None:
+    """In the words of the command line, which has no max_tokens."""
+    done = colibri_lab("explore", "word " * 600, "--html", "out.html", folder=tmp_path)
+    assert done.returncode == 1 and "512 tokens" in done.stderr and "max_tokens" not in done.stderr
 
 
 def test_arguments_behind_the_dashes_go_to_jupyter_lab_unchanged() -> None:

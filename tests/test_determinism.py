@@ -30,7 +30,7 @@ CAPTURES = {
     "routing": ["routing"],
     "moe": ["moe"],
     "all": ["all"],
-    "a list": ["layers.*.output", "layers.1.moe.dispatch.*", "logits"],
+    "a list": ["layers.*.output", "layers.*.moe.dispatch.*", "logits"],
 }
 N_PROMPT, N_MORE = 64, 440  # of the bundled model, whose max_position_embeddings is 512
 LONG = "mixtral_swa"  # a reference checkpoint for 24 + 2,000 tokens

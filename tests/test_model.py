@@ -274,6 +274,18 @@ def test_a_with_block_closes(folder: Path) -> None:
     assert session.max_tokens == 8
 
 
+def test_a_session_outlives_the_with_block_of_its_model(folder: Path) -> None:
+    """Leaving the block is no error; the session goes on, and the files go with the last of those that use them."""
+    with lab.open(folder) as model:
+        session = model.session(max_tokens=8)
+        session.feed([1, 2])
+    assert session.feed([3]).stop == 3
+    del session
+    model.close()
+    with pytest.raises(lab.ColibriError, match="closed"):
+        model.session()
+
+
 def test_models_cannot_be_pickled_or_copied(folder: Path) -> None:
     """The error says why and what to do."""
     model = lab.open(folder)
@@ -358,6 +370,33 @@ print(model.session(max_tokens=8).feed([1]).logits.shape)
     assert "refused:" in done.stdout and "bytes" in done.stdout and "(2048,)" in done.stdout
 
 
+def test_G3_an_address_space_limit_shrinks_what_a_session_reserves(folder: Path) -> None:
+    """`ulimit -v`: the default takes half of what is left; what is refused names the most that fits, and that does."""
+    code = """
+import json, pathlib, re, resource, sys, warnings, colibri_lab as lab
+warnings.simplefilter("ignore")
+folder = pathlib.Path(sys.argv[1])
+config = json.loads((folder / "config.json").read_text())
+(folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1000000}))
+model = lab.open(folder)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)
+session = model.session(capture="all", threads=2)
+session.feed([1, 2, 3])
+assert 1000 < session.max_tokens < 1000000, session.max_tokens
+assert session.memory()["reserved"] <= 100 << 20
+del session
+try:
+    model.session(capture="all", threads=2, max_tokens=1000000)
+except lab.OutOfMemoryError as error:
+    most = int(re.search("max_tokens=(\\d+) would fit", str(error))[1])
+assert most > 1000
+print(model.session(capture="all", threads=2, max_tokens=most).feed([1]).logits.shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "(64,)" in done.stdout, done.stderr
+
+
 ANONYMOUS = """
 import gc, sys, colibri_lab as lab
 
@@ -416,11 +455,33 @@ def test_a_path_too_long_for_the_system_is_refused_with_a_sentence() -> None:
         lab.open("x" * 5000)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "nested"])
-def test_a_sick_generation_config_neither_hangs_nor_counts(folder: Path, kind: str) -> None:
-    """config.json then names the end tokens."""
-    if kind == "pipe":
+@pytest.mark.parametrize("tokenizer", [False, True], ids=["without a tokenizer", "with one"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None, b"[" * 100_000, b"{", b'\xef\xbb\xbf{"eos_token_id": 7}', b'{"eos_token_id": "7"}',
+        b'{"eos_token_id": [true]}',
+    ],
+    ids=["pipe", "nested", "cut", "byte order mark", "text", "bool"],
+)  # fmt: skip
+def test_a_broken_generation_config_is_refused_by_its_name_when_generating(
+    tmp_path: Path, content: bytes | None, tokenizer: bool
+) -> None:
+    """It says where the model stops, so it is never passed over for config.json; the model opens without it."""
+    folder = tiny_model(tmp_path / "m", config={"eos_token_id": 2})
+    if tokenizer:
+        folder = Path(shutil.copytree(Path(lab.__file__).parent / "bundled" / "tiny-colibri", tmp_path / "bundled"))
+        (folder / "generation_config.json").unlink()
+    if content is None:
         os.mkfifo(folder / "generation_config.json")
     else:
-        (folder / "generation_config.json").write_text("[" * 100_000)
-    assert lab.open(folder).end_ids == (2,)
+        (folder / "generation_config.json").write_bytes(content)
+    model = lab.open(folder)
+    session = model.session(max_tokens=8)
+    session.feed([1])
+    with pytest.raises((lab.FormatError, lab.FileError), match=r"generation_config\.json"):
+        session.generate(3)
+    with pytest.raises((lab.FormatError, lab.FileError), match=r"generation_config\.json"):
+        _ = model.end_ids
+    if not tokenizer:
+        assert len(list(session.generate(3, stop_ids=()))) == 3

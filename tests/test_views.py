@@ -136,7 +136,7 @@ def test_F1_a_weight_view_outlives_the_model() -> None:
     model = lab.open()
     rows = model.weights["layers.0.moe.experts.3.gate"][2:4]
     expected = rows.copy()
-    with pytest.raises(lab.BusyError, match="1 sessions and views"):
+    with pytest.raises(lab.BusyError, match="1 session or view of"):
         model.close()
     del model
     gc.collect()

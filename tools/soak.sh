@@ -24,8 +24,11 @@ run() {
             -artifact_prefix="$build/" "$build/corpus/$name"
     done
     echo "== pytest -m soak"
-    COLIBRI_SOAK_SECONDS=$seconds "$python" -m pytest --ignore=tests/browser --ignore=tests/torch -m soak -s -v
+    COLIBRI_SOAK_SECONDS=$seconds "$python" -m pytest --ignore=tests/browser --ignore=tests/torch -m soak -s -q
 }
 
-{ run && echo "all passed"; } >"$log" 2>&1 || { tail -n 30 "$log"; echo "failed: see $log"; exit 1; }
+{ run && echo "all passed"; } >"$log.raw" 2>&1 && status=0 || status=1
+sed -e "s|$PWD/||g" -e '/^###### Rec/,/^###### End/d' "$log.raw" >"$log" # no path of this machine, no fuzzer's dictionary
+rm "$log.raw"
+[ $status -eq 0 ] || { tail -n 30 "$log"; echo "failed: see $log"; exit 1; }
 cat "$log"

@@ -23,6 +23,10 @@ class RunsPrompts(Protocol):
     model: Any
 
     @property
+    def ids(self) -> list[int]:
+        """Tokens so far."""
+
+    @property
     def max_tokens(self) -> int:
         """Tokens it holds at most."""
 
@@ -71,8 +75,6 @@ def short(text: str) -> str:
 
 def sentence(error: BaseException) -> str:
     """An error as one sentence; one that is not ours with its kind in front."""
-    if isinstance(error, KeyboardInterrupt):
-        return "Interrupted."
     words = str(error).strip() or type(error).__name__
     if not isinstance(error, ColibriError):
         words = f"{type(error).__name__}: {words}"

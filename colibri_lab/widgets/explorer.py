@@ -54,6 +54,7 @@ class RoutingExplorer(anywidget.AnyWidget):
     selection = traitlets.Dict().tag(sync=True)
     colour_by = traitlets.Enum(["expert", "entropy", "margin"], default_value="expert").tag(sync=True)
     _status = traitlets.Dict(default_value=dict(_IDLE)).tag(sync=True)
+    _in_cell = traitlets.Bool(False).tag(sync=True)  # the work holds the kernel: messages, so Stop, wait for its end
 
     def __init__(self, session_or_trace: RunsPrompts | Trace) -> None:
         self._session: RunsPrompts | None = None
@@ -135,37 +136,50 @@ class RoutingExplorer(anywidget.AnyWidget):
 
     def run(self, text: str) -> None:
         """Empties the session, feeds it `text` as one pass and shows the result. Returns when that is done; `stop` from
-        another thread ends it.
+        another thread ends it. Waits while another thread is inside the session.
 
         Raises ArgumentError (no session, no text), CapacityError (more tokens than the session holds; nothing is
         changed), BusyError (this explorer is already working) and whatever the session raises.
         """
         session = self._need_session()
         ids = self._encode(session, text)
-        with self._working(f"Running {short(text)}") as work:
-            self._patiently(session.reset)
-            work.left = "The session is empty now; the picture is of the previous run."
-            session.feed(ids, progress=lambda done: work.report(round(done * len(ids)), len(ids)))
+        self._refuse_a_second()
+        with self._work, self._working(f"Running {short(text)}") as work:
+            before = session.ids
+
+            def afresh() -> None:
+                session.reset()
+                session.feed(ids, progress=lambda done: work.report(round(done * len(ids)), len(ids)))
+
+            try:
+                self._patiently(afresh)
+                trace = self._patiently(session.trace)
+            except BaseException:
+                work.left = self._left(before, session.ids)
+                raise
             self._prompt = text
-            self._show(session.trace())
+            self._show(trace)
 
     def generate(self, count: int = 32) -> None:
         """Continues what is shown by up to `count` tokens, greedily, and shows the result; again continues further.
         `stop` from another thread keeps what was made.
 
-        Raises as `run` does, and ArgumentError in an empty session.
+        Raises as `run` does, ArgumentError in an empty session, and BusyError when another thread changes the session
+        between two tokens.
         """
         session = self._need_session()
-        with self._working("Generating") as work:
-            tokens = self._patiently(lambda: session.generate(count, progress=False))
+        self._refuse_a_second()
+        with self._work, self._working("Generating") as work:
             made = 0
             try:
-                for made, _ in enumerate(tokens, 1):
+                for made in self._tokens(session, count):
                     work.left = f"{made} new token{'s are' if made > 1 else ' is'} kept."
                     work.report(made, count)
             finally:
                 if made:
-                    self._show(session.trace())
+                    kept, work.left = work.left, f"{work.left} The picture does not have them yet."
+                    self._show(self._patiently(session.trace))
+                    work.left = kept
 
     def stop(self) -> None:
         """Ends a run or generation within a second. Generated tokens stay; a prompt's pass that is stopped leaves the
@@ -194,34 +208,74 @@ class RoutingExplorer(anywidget.AnyWidget):
         return ids
 
     def _patiently(self, call: Callable[[], Any]) -> Any:
-        """Calls; while another thread is inside the session, says so and waits its turn, until Stop."""
+        """Calls; while another thread is inside the session, says so and waits its turn, until Stop. What `call` does
+        it does before it returns: an iterator would do it later.
+        """
         while True:
             try:
                 return call()
             except BusyError:
-                self._status = {"state": "busy", "text": _BUSY}
-                if self._stop.wait(_RETRY_SECONDS):
-                    raise Stopped from None
+                self._wait()
+
+    def _left(self, before: list[int], now: list[int]) -> str:
+        """What a run leaves behind that did not reach its picture."""
+        if now and now == before:
+            return "Nothing was changed."
+        held = f"holds {len(now):,} token{'s' * (len(now) != 1)}" if now else "is empty"
+        picture = "; the picture is of the previous run" if self._data is not None and self._data.tokens else ""
+        return f"The session {held} now{picture}."
+
+    def _wait(self) -> None:
+        self._status = {"state": "busy", "text": _BUSY}
+        if self._stop.wait(_RETRY_SECONDS):
+            raise Stopped
+
+    def _tokens(self, session: RunsPrompts, count: int) -> Iterator[int]:
+        """Generates, waiting its turn before every token; yields how many there are. Raises BusyError when another
+        thread has changed the session since the last one.
+        """
+        made = 0
+        held: list[int] = []  # what the session holds after the last token
+        while True:
+            try:
+                for token in session.generate(count - made, progress=False):
+                    if made:
+                        held.append(int(token))
+                    else:
+                        held = session.ids
+                    made += 1
+                    yield made
+                return
+            except BusyError as error:
+                self._wait()
+                if made and session.ids != held:
+                    raise BusyError("another call changed the session while this was generating") from error
+
+    def _refuse_a_second(self) -> None:
+        """The lock `_work` itself is taken by `with`, which an interrupt cannot part from letting go of it."""
+        if self._work.locked():
+            raise BusyError("This explorer is already working; stop it first.")
 
     @contextmanager
     def _working(self, what: str) -> Iterator[Work]:
-        """One piece of work at a time: its status, and its end by success, Stop or error."""
-        if not self._work.acquire(blocking=False):
-            raise BusyError("This explorer is already working; stop it first.")
+        """One piece of work: its status, and its end by success, Stop or error."""
         self._stop.clear()
         work = Work(what, self._stop, self._tell)
         end: Status = _IDLE
-        self._status = {"state": "working", "text": what}
         try:
+            self._in_cell = threading.current_thread() is threading.main_thread()
+            self._status = {"state": "working", "text": what}
             yield work
         except Stopped:
             end = {"state": "idle", "text": f"Stopped. {work.left}"}
+        except KeyboardInterrupt:  # how Stop ends a cell's work; the cell ends with it
+            end = {"state": "idle", "text": f"Stopped. {work.left}"}
+            raise
         except BaseException as error:
             end = {"state": "error", "text": f"{sentence(error)} {work.left}", "traceback": trace_of(error)}
             raise
         finally:
             self._status = dict(end)
-            self._work.release()
 
     def _tell(self, status: Status) -> None:
         self._status = dict(status)

@@ -5,8 +5,8 @@ is one token through all layers, with every expert's value. Both are computed wh
 one block and one column only.
 
 `values` are what the bars of the token card show: the router logits, or the selection scores where these rank the
-experts differently (a bias or a mask added before the choice). The margin is taken on `values`: the weakest chosen one
-minus the strongest left out.
+experts differently (a bias or a mask added before the choice). Load, entropy and margin are those of
+`colibri_lab.routing`, the margin taken on `values`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.errors import ArgumentError
-from colibri_lab.routing import chance_band
+from colibri_lab.routing import chance_band, load, row_entropy, row_margin
 from colibri_lab.trace import Trace
 
 __all__ = ["HAS_MINUS_INF", "HAS_NAN", "HAS_PLUS_INF", "NEAR_TIE", "UNRANKED", "UNRECORDED", "ExplorerData"]
@@ -76,11 +76,12 @@ class ExplorerData:
         logits, scores = self._optional(layer, "router_logits"), self._optional(layer, "scores")
         if logits is None or scores is None:
             return logits is None and scores is not None
-        logits, scores = logits[:_SAMPLE], scores[:_SAMPLE]
-        finite = np.isfinite(logits).all(axis=1) & np.isfinite(scores).all(axis=1)
-        ranked = np.take_along_axis(scores[finite], np.argsort(logits[finite], axis=1), axis=1)
-        slack = 1e-6 * np.abs(ranked).max(initial=0.0)
-        return bool((np.diff(ranked, axis=1) < -slack).any())
+        z, s = logits[:_SAMPLE].astype(np.float64), scores[:_SAMPLE].astype(np.float64)
+        usable = ((z < np.inf) & (s < np.inf)).all(axis=1)  # −Inf is how an expert is masked
+        z, s = z[usable], s[usable]
+        ranked = np.take_along_axis(s, np.lexsort((s, z), axis=1), axis=1)  # of equal logits, either may come first
+        slack = 1e-6 * np.abs(ranked).max(initial=0.0, where=np.isfinite(ranked))
+        return bool((ranked[:, 1:] < ranked[:, :-1] - slack).any())
 
     def block(self, layer: int) -> dict[str, Array]:
         """All tokens of one layer.
@@ -110,16 +111,12 @@ class ExplorerData:
 
     @cached_property
     def load(self) -> Array:
-        """(Lm, E) uint32: tokens sent to each expert, as `routing.load` counts them; unrecorded ones are left out."""
-        counts = np.zeros((len(self.layers), self.experts), np.uint32)
-        for layer in range(len(self.layers)):
-            ids = self.ids(layer)[self.recorded(layer)]
-            counts[layer] = np.bincount(ids.ravel(), minlength=self.experts)[: self.experts]
-        return counts
+        """(Lm, E) uint32: tokens sent to each expert, as `routing.load` counts them (no slot without an expert)."""
+        return load(self.trace).astype(np.uint32)
 
     def recorded(self, layer: int) -> Array:
-        """(T,) bool: tokens whose expert ids the trace holds."""
-        return np.asarray((self.ids(layer) >= 0).all(axis=1))
+        """(T,) bool: tokens of which the trace holds an expert id, be it for some of the k slots only."""
+        return np.asarray((self.ids(layer) >= 0).any(axis=1))
 
     def overview(self) -> dict[str, Array]:
         """load (Lm, E) uint32 · counted (Lm,) uint32 tokens recorded · band (Lm, 2) uint32, the 95 % range of chance ·
@@ -151,7 +148,7 @@ class ExplorerData:
         """
         parts = [g for layer in range(len(self.layers)) if (g := self._optional(layer, "gates")) is not None]
         gates = (
-            np.abs(np.concatenate([part.ravel()[:: max(1, part.size // 4096)] for part in parts]))
+            np.abs(np.concatenate([part.ravel()[:: max(1, part.size // 4096)].astype(np.float64) for part in parts]))
             if parts
             else np.zeros(0)
         )
@@ -166,7 +163,8 @@ class ExplorerData:
 
     def first_choice(self, layer: int, token: int) -> int:
         """The strongest expert of a token; 0 where none was recorded."""
-        return max(int(self.ids(layer)[token, 0]), 0)
+        ids = self.ids(layer)[token]
+        return int(next((expert for expert in ids if expert >= 0), 0))
 
     def check(self, layer: object, token: object, expert: object) -> dict[str, int | None]:
         """A complete selection: the model's layer number, token row, expert. `None` for expert means the first choice.
@@ -220,7 +218,7 @@ class ExplorerData:
         if gates is not None:
             flags[~np.isfinite(gates[rows]).all(axis=1)] |= UNRANKED
         flags[(flags & (HAS_NAN | HAS_PLUS_INF)) != 0] |= UNRANKED
-        flags[(self.ids(layer)[rows] < 0).any(axis=1)] |= UNRECORDED
+        flags[(self.ids(layer)[rows] < 0).all(axis=1)] |= UNRECORDED
         return flags
 
     def _numbers(self, layer: int, rows: slice, with_values: bool) -> dict[str, Array]:
@@ -229,23 +227,28 @@ class ExplorerData:
         flags = self._flags(layer, rows)
         usable = (flags & (UNRANKED | UNRECORDED)) == 0
         nothing = np.full(len(ids), np.nan, np.float32)
-        margin, entropy = nothing, nothing.copy()
-        if values is not None and len(ids):
-            margin, tie = _margin(values[rows], np.where(usable[:, None], ids, 0))
-            margin[~usable] = np.nan
-            flags[tie & usable] |= NEAR_TIE
+        margin, entropy = nothing, nothing
+        if values is not None and self.top_k < self.experts:
+            gap, size = row_margin(values[rows], self.top_k)
+            margin = _float32(np.where(usable, gap, np.nan))
+            flags[usable & (gap < _bfloat16_step(size))] |= NEAR_TIE
         logits = self._optional(layer, "router_logits")
-        if logits is not None and len(ids):
-            entropy = _entropy(logits[rows])
-            entropy[~usable] = np.nan
+        if logits is not None:
+            entropy = _float32(np.where(usable, row_entropy(logits[rows], normalised=True), np.nan))
         packed = {
             "ids": np.where(ids < 0, np.iinfo(self._id_type).max, ids).astype(self._id_type),
-            "gates": np.full(ids.shape, np.nan, np.float32) if gates is None else np.asarray(gates[rows], np.float32),
+            "gates": np.full(ids.shape, np.nan, np.float32) if gates is None else _float32(gates[rows]),
             "margin": margin, "entropy": entropy, "flags": flags,
         }  # fmt: skip
         if with_values and values is not None:
-            packed["values"] = np.asarray(values[rows], np.float32)
+            packed["values"] = _float32(values[rows])
         return packed
+
+
+def _float32(numbers: Array) -> NDArray[np.float32]:
+    """As it is sent; what float32 cannot hold becomes infinite."""
+    with np.errstate(over="ignore"):
+        return np.asarray(numbers, np.float32)
 
 
 def _not_finite(numbers: Array) -> Array:
@@ -260,31 +263,10 @@ def _strange(row: Array) -> int:
     return sum(flag for flag, where in kinds if where.any())
 
 
-def _margin(values: Array, ids: Array) -> tuple[Array, Array]:
-    """(T,) weakest chosen minus strongest left out (NaN where none is), and whether that is under one bfloat16 step."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        chosen = np.take_along_axis(values, ids.astype(np.intp), axis=1).min(axis=1)
-        rest = np.array(values, np.float32)
-        np.put_along_axis(rest, ids.astype(np.intp), -np.inf, axis=1)
-        best = rest.max(axis=1)
-        margin = (chosen - best).astype(np.float32)
-        if ids.shape[1] >= values.shape[1]:
-            margin[:] = np.nan
-        size = np.maximum(np.abs(chosen), np.abs(best))
-        step = np.exp2(np.floor(np.log2(np.where(np.isfinite(size) & (size > 0), size, 1.0))) - 7)  # 8 significant bits
-        return margin, np.abs(margin) < step
-
-
-def _entropy(logits: Array) -> Array:
-    """(T,) Shannon entropy of softmax(logits) over ln E; 0 for a single expert."""
-    if logits.shape[1] == 1:
-        return np.zeros(len(logits), np.float32)
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        weights = np.exp(shifted)
-        total = weights.sum(axis=1)
-        mean = np.where(weights > 0, weights * shifted, 0).sum(axis=1) / total
-        return np.asarray((np.log(total) - mean) / np.log(logits.shape[1]), np.float32)
+def _bfloat16_step(size: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far neighbouring bfloat16 numbers of this size are apart: 8 significant bits. For 0 and Inf 1/128."""
+    exponent = np.floor(np.log2(np.where(np.isfinite(size) & (size > 0), size, 1.0)))
+    return np.asarray(np.exp2(exponent - 7), np.float64)
 
 
 def _whole(what: str, value: object) -> int:

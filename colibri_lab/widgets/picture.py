@@ -57,7 +57,7 @@ def _token_line(data: ExplorerData, layer: int, token: int) -> str:
         return f"{name}   expert ids not recorded"
     if here["flags"] & UNRANKED:
         return f"{name}   NaN or +Inf in its router logits: no ranking"
-    experts = ", ".join(f"{e} ({g:.2f})" for e, g in zip(here["ids"], here["gates"], strict=True))
+    experts = ", ".join(f"{e} ({g:.2f})" for e, g in zip(here["ids"], here["gates"], strict=True) if e < data.experts)
     unit = "in score" if data.by_score[data.layers.index(layer)] else "in logits"
     margin = f"   margin {here['margin']:.2f} {unit}" if np.isfinite(here["margin"]) else ""
     return f"{name}   experts {experts}{margin}"
@@ -206,9 +206,10 @@ def _draw_text(
     for i, line in enumerate(lines):
         x, y = float(_EDGE), 66 + _LINE * i
         for t, word, width in line:
-            expert = int(ids[t, 0])
+            held = [int(e) for e in ids[t] if e >= 0] or [-1]
+            expert = held[0]
             sheet.fill(x, y, width, 18, colour[expert], 0.24)
-            sheet.fill(x, y + 17, width, 3, colour[int(ids[t, second])])
+            sheet.fill(x, y + 17, width, 3, colour[held[min(second, len(held) - 1)]])
             sheet.text(x + width / 2, y + 9, word, mono=True, align="center", size=12)
             sheet.text(x + width / 2, y + 27, str(expert) if expert >= 0 else "?", align="center", size=11)
             if t == token:
@@ -263,7 +264,9 @@ def _draw_tokens(sheet: _Sheet, data: ExplorerData, at: int, token: int, top: fl
     strange = np.flatnonzero(flags & (UNRANKED | UNRECORDED))
     grid = np.full((data.experts, shown), np.nan)
     for i in np.flatnonzero((flags & (UNRANKED | UNRECORDED)) == 0):
-        grid[block["ids"][start + i], i] = np.abs(block["gates"][start + i])
+        ids, gates = block["ids"][start + i], block["gates"][start + i]
+        held = ids < data.experts  # slots with an expert
+        grid[ids[held], i] = np.abs(gates[held])
     sheet.fill(x, top, cell * shown, tall, SUNK)
     sheet.image(x, top, cell * shown, tall, grid, -0.1 * data.gate_top, data.gate_top)
     for i in strange:

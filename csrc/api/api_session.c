@@ -68,6 +68,11 @@ int64_t colibri_session_pass_count(const colibri_session *session)
     return n_passes;
 }
 
+int64_t colibri_session_truncations(const colibri_session *session)
+{
+    return session_truncations(session->inner);
+}
+
 void colibri_session_pass(const colibri_session *session, int64_t pass, int64_t *start, int64_t *stop)
 {
     session_pass(session->inner, pass, start, stop);

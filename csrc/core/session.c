@@ -9,6 +9,10 @@
 
 /* ---- creation -------------------------------------------------------------------------------------------------------------- */
 
+/* Bytes that a session leaves free, so that one that takes the most that fits can be used: its blocks are rounded up to whole
+ * pages (4 times 4 to 64 KB) and have records on the heap, and whoever looks at it allocates too (Python by 1 MB at a time). */
+enum { SPARE = 4 << 20 };
+
 /* The most tokens, up to `limit`, whose plan fits into n_bytes; 0 when not even one does. */
 static int64_t tokens_that_fit(const config *c, const bool *kept, int n_threads, int64_t limit, int64_t n_bytes, layout *scratch)
 {
@@ -27,7 +31,9 @@ static int64_t tokens_that_fit(const config *c, const bool *kept, int n_threads,
 static colibri_status plan_memory(session *s, const bool *kept, int64_t max_tokens, int n_threads, colibri_message *message)
 {
     const config *c = &s->model->config;
-    int64_t available = memory_available();
+    int64_t available = memory_available() - SPARE;
+    if (available < 0)
+        available = 0;
     if (max_tokens < 0 || max_tokens > INT32_MAX)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "max_tokens is %lld; it can be 1 to %ld, or 0 for what fits",
                     (long long)max_tokens, (long)INT32_MAX);
@@ -72,6 +78,8 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
         status = o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message)
                                    : capture_resolve(c, o->capture, o->n_capture, kept, message);
     if (status == COLIBRI_OK)
+        status = machine_init(&s->machine, n_threads, message); /* before the plan: the stacks of threads take memory too */
+    if (status == COLIBRI_OK)
         status = plan_memory(s, kept, o->max_tokens, n_threads, message);
     free(kept);
     TRY(status);
@@ -79,8 +87,7 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
     TRY(block_create(s->layout.tape_bytes, &s->tape, message));
     TRY(block_create(s->layout.scratch_bytes, &s->scratch, message));
     TRY(block_create(s->layout.logits_bytes, &s->logits, message));
-    TRY(block_create(s->layout.logits_bytes, &s->next_logits, message));
-    return machine_init(&s->machine, n_threads, message);
+    return block_create(s->layout.logits_bytes, &s->next_logits, message);
 }
 
 /* The caller's options may be of an older version (shorter: the rest is default) but not of a newer one. */
@@ -286,6 +293,7 @@ static bool abandon_in_place(session *s, int64_t n_tokens, int64_t n_passes)
     if (in_place) {
         s->n_tokens = n_tokens;
         s->n_passes = n_passes;
+        s->n_truncations++;
         s->has_logits = false;
     }
     pthread_mutex_unlock(&s->lock);
@@ -311,6 +319,7 @@ static colibri_status truncate_rows(session *s, int64_t n_tokens, colibri_messag
     s->tape = fresh;
     s->n_tokens = n_tokens;
     s->n_passes = n_passes;
+    s->n_truncations++;
     s->has_logits = false;
     s->copied_bytes += copied;
     pthread_mutex_unlock(&s->lock);
@@ -334,6 +343,14 @@ void session_length(session *s, int64_t *n_tokens, int64_t *n_passes)
     *n_tokens = s->n_tokens;
     *n_passes = s->n_passes;
     pthread_mutex_unlock(&s->lock);
+}
+
+int64_t session_truncations(session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int64_t n = s->n_truncations;
+    pthread_mutex_unlock(&s->lock);
+    return n;
 }
 
 void session_pass(session *s, int64_t pass, int64_t *start, int64_t *stop)

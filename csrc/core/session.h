@@ -31,6 +31,7 @@ typedef struct session {
     block *logits;           /* [V] of the last token of the last pass */
     bool has_logits;         /* false before the first pass and after rows were abandoned */
     int64_t n_tokens, n_passes;
+    int64_t n_truncations;   /* how often rows were abandoned */
     int64_t copied_bytes;
 } session;
 
@@ -43,6 +44,7 @@ colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_p
 colibri_status session_truncate(session *s, int64_t n_tokens, colibri_message *message);
 
 void session_length(session *s, int64_t *n_tokens, int64_t *n_passes);
+int64_t session_truncations(session *s);
 void session_pass(session *s, int64_t pass, int64_t *start, int64_t *stop); /* 0, 0 when there is no such pass */
 colibri_session_memory session_memory(session *s);
 

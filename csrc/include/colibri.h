@@ -191,6 +191,7 @@ colibri_status colibri_session_truncate(colibri_session *session, int64_t n_toke
 int64_t colibri_session_length(const colibri_session *session); /* tokens so far */
 int64_t colibri_session_max_tokens(const colibri_session *session);
 int64_t colibri_session_pass_count(const colibri_session *session);
+int64_t colibri_session_truncations(const colibri_session *session); /* how often rows were abandoned: passes of before may be gone */
 void colibri_session_pass(const colibri_session *session, int64_t pass, int64_t *start, int64_t *stop);
 int colibri_session_threads(const colibri_session *session); /* effective */
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 struct block {
@@ -164,10 +165,37 @@ static int64_t cgroup_available(void)
     return least;
 }
 
+/* What the process' own limits leave (ulimit -v and -d), in bytes. Address space counts, touched or not: both limits refuse a
+ * block when it is reserved. */
+static int64_t limits_available(void)
+{
+    /* Pages: all, resident, shared, text, 0, data and stack. */
+    long long all = 0, data = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file != NULL) {
+        if (fscanf(file, "%lld %*d %*d %*d %*d %lld", &all, &data) != 2)
+            all = data = 0;
+        fclose(file);
+    }
+    const struct {
+        int resource;
+        long long n_pages;
+    } limits[] = {{RLIMIT_AS, all}, {RLIMIT_DATA, data}};
+    int64_t least = -1;
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        struct rlimit limit;
+        if (getrlimit(limits[i].resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur > INT64_MAX)
+            continue;
+        int64_t left = (int64_t)limit.rlim_cur - (int64_t)limits[i].n_pages * (int64_t)sysconf(_SC_PAGESIZE);
+        least = smaller(least, left < 0 ? 0 : left);
+    }
+    return least;
+}
+
 int64_t memory_available(void)
 {
     int64_t kilobytes = read_number("/proc/meminfo", "MemAvailable:");
-    int64_t available = smaller(kilobytes < 0 ? -1 : kilobytes * 1024, cgroup_available());
+    int64_t available = smaller(kilobytes < 0 ? -1 : kilobytes * 1024, smaller(cgroup_available(), limits_available()));
 #ifdef _SC_PHYS_PAGES
     if (available < 0) /* no /proc: what the machine has */
         available = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);

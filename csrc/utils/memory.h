@@ -16,7 +16,8 @@ int64_t block_references(const block *b);
 unsigned char *block_data(block *b);
 int64_t block_bytes(const block *b);
 
-int64_t memory_available(void); /* bytes this process may still use: the smaller of MemAvailable and the cgroup's headroom */
+/* Bytes this process may still use: the least of MemAvailable, the cgroup's headroom and what its own limits (ulimit) leave. */
+int64_t memory_available(void);
 
 /* Carving a plan into one block: each call rounds up to 64 bytes and returns the offset. Overflow is kept in the sum and reported
  * as < 0. */

@@ -16,6 +16,16 @@ CELLS = [
     "explorer = lab.RoutingExplorer(session)\nexplorer",
 ]
 
+SLOW = """
+import time
+fast = type(session).generate
+def slow(n, **options):
+    for token in fast(session, 400, stop_ids=(), **options):
+        time.sleep(0.05)
+        yield token
+session.reset(); session.feed('Once upon a time', progress=False)
+session.generate = slow"""
+
 
 @pytest.fixture(scope="module")
 def view(lab: Any) -> Any:
@@ -267,17 +277,7 @@ def test_p_with_eight_experts_says_why_nothing_changes(lab: Any, view: Any) -> N
 
 def test_stop_ends_a_long_generation(lab: Any, view: Any) -> None:
     """Slowed to 50 ms a token, 400 tokens end within a second or two of Stop, and what was made is kept."""
-    lab.python(
-        """
-import time
-fast = type(session).generate
-def slow(n, **options):
-    for token in fast(session, 400, stop_ids=(), **options):
-        time.sleep(0.05)
-        yield token
-session.reset(); session.feed('Once upon a time', progress=False)
-session.generate = slow"""
-    )
+    lab.python(SLOW)
     view.get_by_role("button", name="Generate 32").click()
     stop = view.get_by_role("button", name="Stop")
     expect(stop).to_be_enabled()
@@ -290,6 +290,40 @@ session.generate = slow"""
     lab.python("del session.generate")
     assert int(lab.python("print(len(session.ids))")) < 300
     expect(view.locator(".tok")).to_have_count(int(lab.python("print(len(session.ids))")))
+
+
+def test_stop_ends_a_generation_that_a_cell_runs(lab: Any, view: Any) -> None:
+    """The kernel hears no message then, so Stop interrupts it; what was made is kept, shown, and no error."""
+    lab.python(SLOW)
+    before = int(lab.python("print(len(session.ids))"))
+    lab.page.evaluate(
+        """() => { const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+                   kernel.requestExecute({code: 'explorer.generate(400)', store_history: false}); }"""
+    )
+    expect(view.locator(".work")).to_contain_text("of 400 tokens")
+    view.get_by_role("button", name="Stop").click()
+    expect(view.locator(".work")).to_have_text(re.compile(r"Stopped\. \d+ new tokens are kept\."))
+    expect(view.get_by_role("alert")).to_be_hidden()
+    lab.idle()
+    after = int(lab.python("del session.generate; print(len(session.ids))"))
+    assert before < after < before + 300
+    expect(view.locator(".tok")).to_have_count(after)
+    lab.shot("explorer-cell-stopped")
+
+
+def test_work_that_the_view_cannot_stop_says_what_can(lab: Any, view: Any) -> None:
+    """Where the host lends no interrupt, a cell's work names the kernel's own, and Stop is off."""
+    kernel = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+    stop = view.get_by_role("button", name="Stop")
+    lab.page.evaluate(f"() => {{ {kernel}.interrupt = undefined; }}")
+    lab.python("explorer._in_cell = True; explorer._status = {'state': 'working', 'text': 'Generating'}")
+    expect(view.locator(".work")).to_contain_text("stop it with the kernel’s own interrupt (■, or I I)")
+    expect(stop).to_be_disabled()
+    lab.page.evaluate(f"() => {{ delete {kernel}.interrupt; }}")
+    lab.python("explorer._status = {'state': 'working', 'text': 'Generating 2'}")
+    expect(view.locator(".work")).to_contain_text("Stop ends it within a second.")
+    expect(stop).to_be_enabled()
+    lab.python("explorer._in_cell = False; explorer._status = {'state': 'idle'}")
 
 
 def test_a_busy_session_is_said_and_waited_for(lab: Any, view: Any) -> None:

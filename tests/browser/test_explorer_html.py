@@ -15,6 +15,25 @@ from colibri_lab.trace import Trace
 from colibri_lab.widgets.explorer import RoutingExplorer
 
 HERE = Path(__file__).parent
+# Keeps, per canvas, the words drawn since it was cleared, each with its box [left, top, right, bottom] in CSS pixels.
+WORDS = """
+const { fillText, clearRect } = CanvasRenderingContext2D.prototype;
+CanvasRenderingContext2D.prototype.clearRect = function (...box) {
+  this.canvas.words = null;
+  clearRect.apply(this, box);
+};
+CanvasRenderingContext2D.prototype.fillText = function (words, x, y) {
+  fillText.call(this, words, x, y);
+  const size = `${this.canvas.width}x${this.canvas.height}`;
+  if (!this.canvas.words || this.canvas.ofSize !== size) Object.assign(this.canvas, { words: {}, ofSize: size });
+  const wide = this.measureText(words).width;
+  const left = x - (this.textAlign === "center" ? wide / 2 : this.textAlign === "right" ? wide : 0);
+  const m = this.getTransform().scale(1 / devicePixelRatio);
+  const ends = [[left, y - 8], [left + wide, y]].map(([a, b]) => m.transformPoint({ x: a, y: b }));
+  const box = [Math.min, Math.max].flatMap((pick) => [pick(ends[0].x, ends[1].x), pick(ends[0].y, ends[1].y)]);
+  this.canvas.words[`${words} at ${box}`] = box;
+};
+"""
 Show = Callable[..., Any]
 
 
@@ -22,6 +41,7 @@ Show = Callable[..., Any]
 def show(chromium: Any, tmp_path: Path) -> Iterator[Show]:
     """Writes a trace's page, opens it offline and gives the page; afterwards: no request but the file, no error."""
     context = chromium.new_context(viewport={"width": 1200, "height": 1000}, offline=True)
+    context.add_init_script(WORDS)
     page = context.new_page()
     requests: list[str] = []
     errors: list[str] = []
@@ -117,6 +137,57 @@ def test_other_sizes_draw_without_errors(show: Show, shape: tuple[int, int, int,
     page = show(synthetic_trace(*shape, seed=4), name, width=width)
     expect(page.locator(".say")).to_contain_text("sends token")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize("shape", [(6, 8, 2, 40), (2, 8, 2, 9), (12, 32, 4, 100), (48, 128, 8, 300)], ids=str)
+@pytest.mark.parametrize("width", [1200, 900, 760, 560, 420])
+def test_no_words_are_drawn_over_others(show: Show, shape: tuple[int, int, int, int], width: int) -> None:
+    """At every width the maps' words stand apart, and no part of the page is wider than its place."""
+    page = show(synthetic_trace(*shape, seed=4), f"{shape[0]}x{shape[1]}-{width}", dark=width == 420, width=width)
+    boxes: dict[str, list[float]] = {}
+    for canvas in page.locator(".maps canvas:not(.top)").all():
+        boxes |= canvas.evaluate("(canvas) => canvas.words")
+    across = [
+        (one, other)
+        for one, a in boxes.items()
+        for other, b in boxes.items()
+        if one < other and a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+    ]
+    assert across == []
+    room = page.locator(".maps").bounding_box()["width"]
+    assert [words for words, box in boxes.items() if box[0] < -0.5 or box[2] > room + 0.5] == []
+    wide = "(parts) => parts.filter((p) => p.scrollWidth > p.clientWidth + 1).map((p) => p.className + p.textContent)"
+    assert (
+        page.locator(".clb, .clb .head, .clb .promptrow, .clb .tcard, .clb .ex, .clb .ex > div").evaluate_all(wide)
+        == []
+    )
+
+
+def test_logit_bars_start_at_zero(show: Show) -> None:
+    """Each bar reaches from one zero line, to the left below zero, as long as its value; the largest fills the rest."""
+    trace = synthetic_trace(6, 8, 2, 40, seed=0)
+    page = show(trace, "bars", layer=3, token=35)
+    logits = trace["layers.3.moe.router_logits"][35]
+    assert logits.min() < 0 < logits.max()
+    for row in page.locator(".tcard tbody tr[data-expert]").all():
+        value = float(logits[int(row.get_attribute("data-expert"))])
+        axis, bar = row.locator(".axis").bounding_box(), row.locator(".bar").bounding_box()
+        pixels = axis["width"] / float(logits.max() - logits.min())
+        zero = axis["x"] - float(logits.min()) * pixels
+        ends = sorted([zero, zero + value * pixels])
+        assert abs(bar["x"] - ends[0]) < 2.5 and abs(bar["x"] + bar["width"] - ends[1]) < 2.5
+
+
+def test_signs_without_a_look_have_names_and_legends_have_ends(show: Show) -> None:
+    """A joiner or variation selector alone is named, an emoji is left whole; both ramps carry their end numbers."""
+    trace = synthetic_trace(6, 8, 2, 5, seed=0)
+    arrays = {path: np.array(trace[path]) for path in trace}
+    texts = ["\u200d", "\ufe0f", "\U000e0100", "\U0001f469\u200d\U0001f4bb", "a"]
+    page = show(Trace(arrays, ids=trace.ids, texts=texts, meta=trace.meta), "signs", layer=3, token=4)
+    assert page.locator(".tx").all_inner_texts() == ["ZWJ", "VS16", "VS17", texts[3], "a"]
+    for colour, ends in (("entropy", ["0", "1"]), ("margin", ["≥", "2", "0"])):
+        page.locator(f"[data-by={colour}]").click()
+        assert page.locator(".ends").inner_text().split() == ends
 
 
 def test_an_empty_trace_says_so(show: Show) -> None:

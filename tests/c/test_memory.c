@@ -2,6 +2,9 @@
 #include "check.h"
 #include "utils/memory.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 static colibri_message message;
 
 static void test_a_block_is_zero_page_aligned_and_lives_until_its_last_reference(void)
@@ -70,6 +73,41 @@ static void test_some_memory_is_available(void)
     CHECK(memory_available() < (int64_t)1 << 50);
 }
 
+static int64_t pages_in_use(int field)
+{
+    long long pages[6] = {0};
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file != NULL) {
+        for (int i = 0; i < 6; i++)
+            CHECK(fscanf(file, "%lld", &pages[i]) == 1);
+        fclose(file);
+    }
+    return (int64_t)pages[field];
+}
+
+static void test_a_limit_of_the_process_counts_less_what_is_in_use(void)
+{
+    const int64_t room = (int64_t)64 << 20, slack = (int64_t)1 << 20;
+    const int resources[] = {RLIMIT_AS, RLIMIT_DATA};
+    const int fields[] = {0, 5}; /* of statm: all, data and stack */
+    for (int i = 0; i < 2; i++) {
+        struct rlimit before, tight;
+        CHECK(getrlimit(resources[i], &before) == 0);
+        tight = before;
+        tight.rlim_cur = (rlim_t)(pages_in_use(fields[i]) * sysconf(_SC_PAGESIZE) + room);
+        CHECK(setrlimit(resources[i], &tight) == 0);
+        int64_t available = memory_available();
+        block *b = NULL;
+        colibri_status within = block_create(room - slack, &b, &message);
+        int64_t left = memory_available();
+        block_release(b);
+        CHECK(setrlimit(resources[i], &before) == 0);
+        CHECK(available > room - slack && available < room + slack);
+        CHECK_OK(within, message);
+        CHECK(left < 2 * slack);
+    }
+}
+
 int main(void)
 {
     RUN(test_a_block_is_zero_page_aligned_and_lives_until_its_last_reference);
@@ -78,5 +116,6 @@ int main(void)
     RUN(test_what_cannot_be_reserved_is_refused_in_bytes);
     RUN(test_a_plan_rounds_to_64_bytes_and_keeps_an_overflow);
     RUN(test_some_memory_is_available);
+    RUN(test_a_limit_of_the_process_counts_less_what_is_in_use);
     return 0;
 }

@@ -6,68 +6,20 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ipywidgets
 import numpy as np
 import pytest
 import traitlets
+from fake_session import FakeSession
 
 import colibri_lab
-from colibri_lab.errors import ArgumentError, BusyError, CapacityError, ColibriError, NotCapturedError
+from colibri_lab.errors import ArgumentError, CapacityError, ColibriError, NotCapturedError
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.trace import Trace
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets.explorer import RoutingExplorer
-
-
-class Tokenizer:
-    """One token per character."""
-
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        return [ord(c) for c in text]
-
-
-class Model:
-    path = Path("a-model")
-    tokenizer: Tokenizer | None = Tokenizer()
-
-
-class FakeSession:
-    """A session whose every step the test controls."""
-
-    def __init__(self, max_tokens: int = 50) -> None:
-        self.model, self.max_tokens = Model(), max_tokens
-        self.tokens = 0
-        self.refuse = 0  # calls that answer "busy"
-        self.fail: Exception | None = None
-        self.on_step: Any = lambda done: None
-
-    def feed(self, x: list[int], progress: Any = None) -> None:
-        for i in range(len(x)):
-            self.on_step(i)
-            progress((i + 1) / len(x))
-        if self.fail:
-            raise self.fail
-        self.tokens += len(x)
-
-    def generate(self, n: int, *, progress: Any = None) -> Iterator[int]:
-        for i in range(n):
-            self.on_step(i)
-            if self.fail and i == 2:
-                raise self.fail
-            self.tokens += 1
-            yield i
-
-    def reset(self) -> None:
-        if self.refuse:
-            self.refuse -= 1
-            raise BusyError("session busy: another call is inside it")
-        self.tokens = 0
-
-    def trace(self) -> Trace:
-        return synthetic_trace(4, 8, 2, self.tokens, seed=self.tokens)
 
 
 @pytest.fixture
@@ -284,6 +236,14 @@ class TestRunning:
         assert len(explorer.trace.ids) == 5, "the former picture"
         assert explorer._status["text"].startswith("Stopped. The session is empty now")
 
+    def test_a_first_run_that_is_stopped_speaks_of_no_picture(self) -> None:
+        """There was none."""
+        session = FakeSession()
+        explorer = RoutingExplorer(session)
+        session.on_step = lambda i: explorer.stop() if i == 2 else None
+        explorer.run("a prompt")
+        assert explorer._status["text"] == "Stopped. The session is empty now."
+
     def test_stop_keeps_generated_tokens(self) -> None:
         """As many as were made."""
         session = FakeSession()
@@ -294,33 +254,33 @@ class TestRunning:
         assert len(explorer.trace.ids) == 8
         assert explorer._status == {"state": "idle", "text": "Stopped. 3 new tokens are kept."}
 
-    def test_a_busy_session_is_waited_for_and_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The view says who is in the way, and the run goes on when the session is free."""
-        monkeypatch.setattr("colibri_lab.widgets.explorer._RETRY_SECONDS", 0.001)
+    def test_an_interrupt_is_a_stop_and_goes_on_to_the_cell(self) -> None:
+        """What was made is kept and shown, the view speaks of no error, and the caller gets the interrupt."""
         session = FakeSession()
         explorer = RoutingExplorer(session)
-        seen: list[str] = []
-        explorer.observe(lambda change: seen.append(change["new"]["state"]), "_status")
-        session.refuse = 3
         explorer.run("hello")
-        assert "busy" in seen and len(explorer.trace.ids) == 5
 
-    def test_one_piece_of_work_at_a_time(self) -> None:
-        """A second run is refused while the first goes on; the first is not disturbed."""
+        def interrupt(step: int) -> None:
+            if step == 3:
+                raise KeyboardInterrupt
+
+        session.on_step = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            explorer.generate(30)
+        assert len(explorer.trace.ids) == 8
+        assert explorer._status == {"state": "idle", "text": "Stopped. 3 new tokens are kept."}
+
+    def test_the_view_is_told_whether_a_cell_holds_the_work(self) -> None:
+        """A call in the main thread keeps the kernel from hearing Stop; one in another thread does not."""
         session = FakeSession()
         explorer = RoutingExplorer(session)
-        refused: list[type] = []
-
-        def second(_: int) -> None:
-            session.on_step = lambda i: None
-            try:
-                explorer.run("again")
-            except BusyError as error:
-                refused.append(type(error))
-
-        session.on_step = second
-        explorer.run("hello")
-        assert refused == [BusyError] and len(explorer.trace.ids) == 5
+        seen: list[bool] = []
+        session.on_step = lambda _: seen.append(explorer._in_cell)
+        explorer.run("a")
+        thread = threading.Thread(target=explorer.run, args=("b",))
+        thread.start()
+        thread.join()
+        assert seen == [True, False]
 
     def test_the_button_runs_in_a_thread_of_its_own(self) -> None:
         """So that Stop can arrive; an error there lands in the view."""

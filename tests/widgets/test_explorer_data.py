@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -64,6 +65,51 @@ def test_the_load_is_that_of_the_analysis_and_its_band_is_chance() -> None:
     low, high = routing.chance_band(100, 2, 8)
     assert overview["band"].tolist() == [[round(100 * low), round(100 * high)]] * 4
     assert overview["counted"].tolist() == [100] * 4
+
+
+def test_slots_without_an_expert_are_left_out_as_the_analysis_does() -> None:
+    """Of a token with one expert of two, that one counts and is the first choice; a token with none is not recorded."""
+    trace = synthetic_trace(1, 4, 2, 3, seed=0)
+    trace = altered(trace, expert_ids=np.array([[0, 1], [-1, 2], [-1, -1]]))
+    data = ed.ExplorerData(trace)
+    overview = data.overview()
+    assert np.array_equal(overview["load"], routing.load(trace)) and overview["load"].tolist() == [[1, 1, 1, 0]]
+    assert overview["counted"].tolist() == [2] and data.first_choice(0, 1) == 2
+    assert (data.block(0)["flags"] & ed.UNRECORDED).tolist() == [0, 0, ed.UNRECORDED]
+    assert data.block(0)["ids"].tolist() == [[0, 1], [255, 2], [255, 255]]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int8", "uint8", "int64"])
+def test_numbers_of_any_stored_type_are_those_of_the_analyses(dtype: str) -> None:
+    """Worked out in float64 from what is stored, never in the stored type."""
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    z = np.random.default_rng(0).normal(size=(50, 8)) * 3
+    logits = (np.abs(z) * 25 if dtype == "uint8" else z * 14 if kind.kind == "i" else z).astype(kind)
+    ids = np.argsort(-logits.astype(np.float64), axis=1, kind="stable")[:, :2]
+    arrays = {"router_logits": logits, "scores": logits, "expert_ids": ids, "gates": np.ones((50, 2), kind)}
+    trace = altered(synthetic_trace(1, 8, 2, 50, seed=0), **arrays)
+    data = ed.ExplorerData(trace)
+    assert not data.by_score[0] and data.gate_top == 1.0
+    block = data.block(0)
+    assert np.array_equal(block["entropy"], routing.entropy(trace, normalised=True)[0].astype(np.float32))
+    assert np.array_equal(block["margin"], routing.margin(trace, of="logits")[0].astype(np.float32))
+
+
+def test_a_masked_choice_is_shown_by_its_scores() -> None:
+    """Scores of −Inf exclude experts: the largest logits are then not the chosen ones."""
+    logits = np.array([[3, 2, 1, 0]] * 3, np.float32)
+    scores = np.array([[-np.inf, 2, 1, 0]] * 3, np.float32)
+    trace = synthetic_trace(1, 4, 1, 3, seed=0)
+    data = ed.ExplorerData(altered(trace, router_logits=logits, scores=scores, expert_ids=np.full((3, 1), 1, np.int32)))
+    assert data.by_score[0] and data.block(0)["margin"].tolist() == [1, 1, 1]
+
+
+def test_equal_logits_whose_scores_differ_are_no_other_order() -> None:
+    """Logits stored more coarsely than scores have ties; the scores of a tie may come in either order."""
+    logits = np.array([[1, 1, 0, 0]] * 3, np.float32)
+    scores = np.array([[0.4, 0.3, 0.1, 0.2]] * 3, np.float32)
+    trace = synthetic_trace(1, 4, 1, 3, seed=0)
+    assert not ed.ExplorerData(altered(trace, router_logits=logits, scores=scores)).by_score[0]
 
 
 def test_G1_nan_and_infinite_logits_are_flagged_not_ranked() -> None:

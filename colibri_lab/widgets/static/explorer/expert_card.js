@@ -26,7 +26,7 @@ function expertFacts(store, layer, expert) {
       const kind = store.kind[t];
       if (!kinds.has(kind)) kinds.set(kind, { token: t, n: 0, all: store.occurrences.get(kind) });
       kinds.get(kind).n++;
-      for (let other = 0; other < K; other++) if (other !== slot) partners[ids[t * K + other]]++;
+      for (let other = 0; other < K; other++) if (other !== slot && ids[t * K + other] !== store.noId) partners[ids[t * K + other]]++;
     }
   }
   const least = store.T > LONG_TEXT ? OFTEN : 1;

@@ -11,7 +11,7 @@ import { buildShell } from "./shell.js";
 import { keyboard } from "./keys.js";
 import { makeActions } from "./actions.js";
 import { twinTables } from "./twins.js";
-import { watchKernel } from "./kernel.js";
+import { interrupter, watchKernel } from "./kernel.js";
 import { showHelp, showStatus } from "./states.js";
 
 const BATCH = 8; // layers asked for at once
@@ -74,7 +74,10 @@ export class Explorer {
 
   receive(content, buffers) {
     if (content.kind === "head") return this.adoptTrace(new Store(content.facts, unpack(content.arrays, buffers), content.version));
-    if (content.kind === "html") return download(content.name, content.text);
+    if (content.kind === "html") {
+      download(content.name, content.text);
+      return this.tell(`Saved as ${content.name}.`);
+    }
     const { store } = this.view;
     if (!store || content.version !== store.version) return; // of a trace that is no longer shown
     const arrays = unpack(content.arrays, buffers);
@@ -127,7 +130,7 @@ export class Explorer {
     const token = wish.token ?? view.token;
     const moved = layer !== view.layer || token !== view.token;
     const first = store.at(layer, token)?.ids[0];
-    let expert = wish.expert ?? (moved && first !== undefined && first !== store.noId ? first : view.expert);
+    let expert = wish.expert ?? (moved && first !== undefined ? first : view.expert);
     expert = Math.min(expert, store.E - 1);
     this.show(layer, token, expert);
     model.set("selection", { layer: store.facts.layers[layer], token, expert });
@@ -172,7 +175,7 @@ export class Explorer {
   press(act) {
     const { parts, model } = this;
     if (act === "run" || act === "generate") this.work(act);
-    else if (act === "stop") model.send({ kind: "stop" });
+    else if (act === "stop") this.stop();
     else if (act === "html") model.send({ kind: "html" });
     else if (act === "copy") this.copy(parts.code.textContent, parts.copied);
     else if (act === "recipe") this.copy(`${this.view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
@@ -200,6 +203,13 @@ export class Explorer {
     model.send({ kind: act, ...(fresh && { text }), ...(act === "generate" && { count: 32 }) });
   }
 
+  stop() {
+    const { model, parts } = this;
+    if (parts.actions.stop.disabled) return;
+    if (!model.get("_in_cell")) return model.send({ kind: "stop" });
+    interrupter(model)().catch(() => this.tell("The kernel could not be interrupted from here; use its own interrupt (■, or I I)."));
+  }
+
   copy(text, place) {
     const copied = () => this.tell("Copied.", place);
     const refused = () => this.tell("The browser refused to copy; select the line and copy it by hand.", place);
@@ -208,6 +218,7 @@ export class Explorer {
   }
 
   tell(words, place = this.parts.said) {
+    this.parts.said.textContent = this.parts.copied.textContent = "";
     place.textContent = words;
     clearTimeout(this.telling);
     this.telling = setTimeout(() => (this.parts.said.textContent = this.parts.copied.textContent = ""), 6000);
@@ -335,7 +346,7 @@ export class Explorer {
   }
 
   showState() {
-    showStatus(this.parts, this.view.store, this.model.get("_status"), this.kernelState ?? "idle");
+    showStatus(this.parts, this.view.store, this.model.get("_status"), this.kernelState ?? "idle", !this.model.get("_in_cell") || interrupter(this.model) !== null);
   }
 
   close() {

@@ -22,8 +22,13 @@ export const count = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
 export const plural = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
 
 const VISIBLE = { "\n": "↵", "\t": "→", "\r": "␍", "\0": "␀" };
-const visible = (text) =>
-  text.replace(/[\n\t\r\0]/g, (c) => VISIBLE[c]).replace(/[\x01-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]/g, "␣");
+const JOINERS = { "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ" };
+const selector = (c) => `VS${c.codePointAt(0) < 0xfe10 ? c.codePointAt(0) - 0xfe00 + 1 : c.codePointAt(0) - 0xe0100 + 17}`;
+// What has no look of its own gets a mark or, when it is all there is, its short Unicode name; inside an emoji a joiner does its work.
+const visible = (text) => {
+  if (/^[\u200b-\u200d\ufe00-\ufe0f\u{e0100}-\u{e01ef}]+$/u.test(text)) return Array.from(text, (c) => JOINERS[c] ?? selector(c)).join(" ");
+  return text.replace(/[\n\t\r\0]/g, (c) => VISIBLE[c]).replace(/[\x01-\x1f\x7f\u200b\u200c\u200e\u200f\u2028-\u202e\ufeff]/g, "␣").replace(/^\u200d|\u200d$/g, "ZWJ");
+};
 
 // A token as a word of its own: leading spaces are dots, line ends are arrows; without a text its vocabulary id.
 export function word(text, id, longest = 24) {

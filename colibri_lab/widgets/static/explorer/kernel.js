@@ -1,5 +1,11 @@
 // Whether Python can answer. Hosts differ, so everything here is asked with care; a host that tells nothing counts as alive.
 
+// How to interrupt the kernel: the only way to stop a cell, for no message is heard while one runs. Null where the host does not offer it.
+export function interrupter(model) {
+  const kernel = model.widget_manager?.kernel;
+  return kernel?.interrupt ? () => kernel.interrupt() : null;
+}
+
 // Calls `tell` with "idle", "busy" or "gone"; returns how to stop watching. A restarted kernel has forgotten this view: it is gone for good.
 export function watchKernel(model, tell) {
   const saved = model.get("_page");

@@ -18,9 +18,10 @@ export function text(ctx, words, x, y, font, colour, align = "left") {
 
 export function drawLoad(ctx, view, layout) {
   const { store, palette } = view;
-  const { load, row, top, height, numbers } = layout;
+  const { load, row, height, numbers } = layout;
+  const { top } = load;
   const top1 = store.scaleTop;
-  text(ctx, "Load: layer × expert", 0, 10, bold(view), palette.ink);
+  text(ctx, "Load: layer × expert", 0, load.y + 10, bold(view), palette.ink);
   let clipped = 0;
   let empty = 0;
   const line = load.column >= 8 && row >= 8 ? 1 : 0;
@@ -70,14 +71,13 @@ function emptyCell(ctx, palette, x, y, w, h) {
 
 function expertAxis(ctx, view, layout) {
   const { palette } = view;
-  const { row, top, load, tokens, chips, expertTicks } = layout;
+  const { row, tops, load, tokens, chips, expertTicks, stacked } = layout;
   if (chips) return; // coloured by layer: drawn with the tokens
-  for (const e of expertTicks) {
-    const y = top + e * row;
+  for (const [e, y] of tops.flatMap((top) => expertTicks.map((e) => [e, top + e * row]))) {
     text(ctx, String(e), load.x - 6, y + row / 2 + 4, plain(view), palette.ink2, "right");
     ctx.fillStyle = palette.line2;
     ctx.fillRect(load.x - 4, y + row / 2, 3, 1);
-    ctx.fillRect(tokens.x - (tokens.cut ? 16 : 4), y + row / 2, 3, 1);
+    if (!stacked) ctx.fillRect(tokens.x - (tokens.cut ? 16 : 4), y + row / 2, 3, 1);
   }
 }
 
@@ -91,10 +91,10 @@ function rampBar(ctx, x, y, width, colour) {
 function loadKey(ctx, view, layout, clipped, empty) {
   const { store, palette } = view;
   const x = layout.load.x;
-  const y = layout.top + layout.height + 20;
+  const y = layout.load.top + layout.height + 20;
   const { row } = layout;
   const width = Math.max(80, Math.min(140, layout.load.width - 90));
-  const room = layout.tokens.x - x - width - 16;
+  const room = layout.load.room - width - 16;
   const label = percent(store.scaleTop) + (room > 88 ? " of tokens" : "");
   rampBar(ctx, x, y, width, palette.of);
   const at = x + (width * store.chance) / store.scaleTop;
@@ -111,9 +111,10 @@ function loadKey(ctx, view, layout, clipped, empty) {
 
 export function drawTokens(ctx, view, layout) {
   const { store, palette, layer } = view;
-  const { tokens, row, top, height } = layout;
+  const { tokens, row, height } = layout;
+  const { top } = tokens;
   const name = store.facts.layers[layer];
-  text(ctx, `Layer ${name}: token × expert, gate strength`, tokens.x, 10, bold(view), palette.ink);
+  text(ctx, `Layer ${name}: token × expert, gate strength`, tokens.x, tokens.y + 10, bold(view), palette.ink);
   ctx.fillStyle = palette.sunk;
   ctx.fillRect(tokens.x, top, tokens.width, height);
   if (layout.chips) chipAxis(ctx, view, layout);
@@ -130,7 +131,8 @@ const isStrange = (flags) => flags & (FLAG.unranked | FLAG.unrecorded);
 // Cells with room for a hairline; the first choice fills its cell, the others half of theirs. Returns how many exceed the scale.
 function drawLargeCells(ctx, view, layout) {
   const { store, palette, layer } = view;
-  const { tokens, row, top, halves } = layout;
+  const { tokens, row, halves } = layout;
+  const { top } = tokens;
   const block = store.blocks[layer];
   const K = store.K;
   let clipped = 0;
@@ -142,6 +144,7 @@ function drawLargeCells(ctx, view, layout) {
       continue;
     }
     for (let slot = 0; slot < K; slot++) {
+      if (block.ids[t * K + slot] === store.noId) continue;
       const value = Math.abs(block.gates[t * K + slot]) / store.facts.gate_top;
       const half = halves && slot > 0;
       const y = top + block.ids[t * K + slot] * row + (half ? row * 0.27 : 0);
@@ -163,7 +166,8 @@ function drawLargeCells(ctx, view, layout) {
 // Many small cells: one pixel each in an image that is scaled up. A cell above the scale keeps the strongest colour and is counted.
 function drawSmallCells(ctx, view, layout) {
   const { store, palette, layer } = view;
-  const { tokens, row, top, halves } = layout;
+  const { tokens, row, halves } = layout;
+  const { top } = tokens;
   const block = store.blocks[layer];
   const { K, E } = store;
   const parts = halves && K > 1 ? 4 : 1; // pixels per cell: a half cell is the middle two of four
@@ -174,6 +178,7 @@ function drawSmallCells(ctx, view, layout) {
     const t = tokens.start + i;
     if (isStrange(block.flags[t])) continue;
     for (let slot = 0; slot < K; slot++) {
+      if (block.ids[t * K + slot] === store.noId) continue;
       const value = Math.abs(block.gates[t * K + slot]) / store.facts.gate_top;
       if (value > 1 + 1e-6) clipped++;
       const pixel = value >= 0 ? palette.pixelSparse(value) : unknown;
@@ -215,7 +220,8 @@ function drawImage(ctx, pixels, columns, rows, x, y, width, height) {
 // A token without a ranking: its whole column is hatched, with one mark where the meaningless ids stand if there is room.
 function strangeColumn(ctx, view, layout, x, flags, ids) {
   const { palette } = view;
-  const { tokens, row, top, height } = layout;
+  const { tokens, row, height } = layout;
+  const { top } = tokens;
   const kind = flags & FLAG.unrecorded ? "unknown" : strangeMark(flags);
   ctx.save();
   ctx.beginPath();
@@ -238,8 +244,8 @@ function strangeColumn(ctx, view, layout, x, flags, ids) {
 
 function chipAxis(ctx, view, layout) {
   const { store, palette } = view;
-  for (let e = 0; e < store.E; e++) {
-    const y = layout.top + e * layout.row;
+  const rows = layout.tops.flatMap((top) => Array.from({ length: store.E }, (_, e) => [e, top + e * layout.row]));
+  for (const [e, y] of rows) {
     const colour = expertColour(view, e);
     ctx.fillStyle = colour;
     ctx.beginPath();
@@ -251,7 +257,8 @@ function chipAxis(ctx, view, layout) {
 
 function tokenAxis(ctx, view, layout) {
   const { store, palette } = view;
-  const { tokens, top, height } = layout;
+  const { tokens, height } = layout;
+  const { top } = tokens;
   if (tokens.labels) {
     for (let i = 0; i < tokens.shown; i++) {
       const t = tokens.start + i;
@@ -269,7 +276,8 @@ function tokenAxis(ctx, view, layout) {
     const after = store.T - tokens.start - tokens.shown;
     if (tokens.start > 0) drawMark(ctx, palette, "cut", tokens.x - 9, top, 5, height);
     if (after > 0) drawMark(ctx, palette, "cut", tokens.x + tokens.width + 4, top, 5, height);
-    text(ctx, `↤ ${count(tokens.start)} tokens before, ${count(after)} after ↦ · strip above: all ${count(store.T)} by entropy; frame: shown here`, tokens.x, top + height + 50, plain(view), palette.ink2);
+    const words = [`↤ ${count(tokens.start)} tokens before, ${count(after)} after ↦`, `strip above: all ${count(store.T)} by entropy; frame: shown here`];
+    (tokens.width < 480 ? words : [words.join(" · ")]).forEach((line, i) => text(ctx, line, tokens.x, top + height + 50 + 15 * i, plain(view), palette.ink2));
   }
 }
 
@@ -295,9 +303,10 @@ function drawOverviewStrip(ctx, view, layout) {
 
 function drawBars(ctx, view, layout, clipped) {
   const { store, palette, layer } = view;
-  const { bars, row, top, height } = layout;
+  const { bars, row, height } = layout;
+  const { top } = bars;
   const wide = row >= 14;
-  text(ctx, wide ? `Load, layer ${store.facts.layers[layer]}` : "Load", bars.x, 10, bold(view), palette.ink);
+  text(ctx, wide ? `Load, layer ${store.facts.layers[layer]}` : "Load", bars.x, bars.y + 10, bold(view), palette.ink);
   for (let e = 0; e < store.E; e++) {
     const share = store.share(layer, e);
     const y = top + e * row;

@@ -1,7 +1,10 @@
-// Where everything in the maps card stands: load map | token map | load bars, on one shared expert axis. Pure numbers, no drawing.
+// Where everything in the maps card stands: load map | token map | load bars, on one shared expert axis or below each other. Pure numbers, no drawing.
 
 const LEFT = 34; // expert labels
 const GAP = 34;
+const CUT = 14; // room for the jagged edge of a cut token map
+const HEAD = { plain: 26, cut: 42 };
+const NOTES = 160; // with the gap, room for the notes below the load map
 const BARS = { few: 170, many: 140 };
 const TALL = 400; // height the experts share
 const ROW = { least: 1, most: 22 };
@@ -19,31 +22,42 @@ const multiples = (start, size, step) => Array.from({ length: Math.max(0, Math.c
 // The same up to the last index, which always has a number: one that would touch it gives way.
 const toTheLast = (size, step, room) => multiples(0, size, step).filter((i) => size - 1 - i >= room).concat(size - 1);
 
+// Side by side, all parts share one top; where that leaves the token map less than its title needs, they stand one below the other.
 export function layoutMaps(store, width, from) {
   const { L, T, E } = store;
   const row = Math.max(ROW.least, Math.min(ROW.most, Math.floor(TALL / E)));
-  const bars = row >= 14 ? BARS.few : BARS.many;
-  const share = L > 24 ? 0.24 : 0.2;
-  const column = Math.max(2, Math.min(34, Math.floor((width * share) / L)));
-  const load = { x: LEFT, width: L * column, column };
-  const x = LEFT + load.width + GAP;
-  const room = Math.max(60, width - x - bars - 24);
+  const height = E * row;
+  const full = row >= 14 ? BARS.few : BARS.many;
+  const fit = (room) => Math.max(2, Math.min(34, Math.floor(room / L)));
+  const beside = fit(width * (L > 24 ? 0.24 : 0.2));
+  const right = LEFT + Math.max(NOTES, L * beside) + GAP;
+  const stacked = width - right - full - 24 < TITLE;
+  const column = stacked ? fit(width - LEFT - 4) : beside;
+  const room = Math.max(60, width - (stacked ? LEFT + 2 * CUT : right + full + 24));
   const cell = Math.max(CELL.least, Math.min(CELL.most, room / Math.max(1, T)));
   const shown = Math.min(T, Math.floor(room / cell));
   const start = Math.max(0, Math.min(T - shown, from));
   const cut = shown < T;
-  const top = cut ? 42 : 26;
-  const height = E * row;
   const labels = cell >= 11;
+  const head = cut ? HEAD.cut : HEAD.plain; // title, and the strip of all tokens
+  const foot = labels ? 92 : 76; // axis and keys
+  const next = (y, above) => y + above + height + foot + 8;
+  const y = { load: 0, tokens: stacked ? next(0, HEAD.plain) : 0 };
+  y.bars = stacked ? next(y.tokens, head) : 0;
+  const top = (part) => y[part] + (stacked && part !== "tokens" ? HEAD.plain : head);
+  const x = stacked ? LEFT + (cut ? CUT : 0) : right;
+  const size = stacked ? Math.min(300, width - LEFT) : full;
   return {
-    width, row, top, height, load,
+    width, row, height, stacked,
+    load: { x: LEFT, y: y.load, top: top("load"), width: L * column, column, room: (stacked ? width : right) - LEFT },
+    tokens: { x, y: y.tokens, top: top("tokens"), cell, shown, start, cut, labels, width: shown * cell },
+    bars: { x: stacked ? LEFT : x + Math.max(shown * cell, Math.min(TITLE, room)) + 16, y: y.bars, top: top("bars"), width: size - 60, full: size },
+    tops: [...new Set(["load", "tokens", "bars"].map(top))], // each has its own expert axis
+    strip: { y: y.tokens + 18, height: 8 },
     layerTicks: toTheLast(L, tickStep(column, L > 12 ? 30 : 16, true), 20 / column),
     expertTicks: toTheLast(E, row >= 12 ? 1 : 2 ** Math.ceil(Math.log2(30 / row)), 12 / row),
     tokenTicks: labels ? [] : multiples(start, shown, tickStep(cell, 36, false)),
-    total: top + height + (labels ? 92 : 76),
-    tokens: { x, cell, shown, start, cut, labels, width: shown * cell },
-    bars: { x: x + Math.max(shown * cell, Math.min(TITLE, room)) + 16, width: bars - 60, full: bars },
-    strip: { y: 18, height: 8 },
+    total: top("bars") + height + foot,
     chips: row >= 16,
     numbers: row >= 14 && column >= 22,
     halves: row >= 8,
@@ -52,13 +66,14 @@ export function layoutMaps(store, width, from) {
 
 // What lies under a point: {layer, expert}, {token, expert}, {strip: token} or null.
 export function hitMaps(layout, store, px, py) {
-  const { load, tokens, strip, top, row, height } = layout;
+  const { load, tokens, bars, strip, row, height, tops } = layout;
   if (tokens.cut && py >= strip.y - 6 && py <= strip.y + strip.height + 6 && px >= tokens.x - 4 && px <= tokens.x + tokens.width + 4)
     return { strip: Math.max(0, Math.min(store.T - 1, Math.floor(((px - tokens.x) / tokens.width) * store.T))) };
-  if (py < top || py >= top + height) return null;
+  const top = tops.find((y) => py >= y && py < y + height);
+  if (top === undefined) return null;
   const expert = Math.floor((py - top) / row);
-  if (px >= load.x && px < load.x + load.width) return { layer: Math.floor((px - load.x) / load.column), expert };
-  if (px >= tokens.x && px < tokens.x + tokens.width) return { token: tokens.start + Math.floor((px - tokens.x) / tokens.cell), expert };
-  if (px >= layout.bars.x || px < load.x) return { expert };
+  if (top === load.top && px >= load.x && px < load.x + load.width) return { layer: Math.floor((px - load.x) / load.column), expert };
+  if (top === tokens.top && px >= tokens.x && px < tokens.x + tokens.width) return { token: tokens.start + Math.floor((px - tokens.x) / tokens.cell), expert };
+  if ((top === bars.top && px >= bars.x) || px < load.x) return { expert };
   return null;
 }

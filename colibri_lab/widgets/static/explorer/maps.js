@@ -76,27 +76,26 @@ export class Maps {
   select(view) {
     const ctx = this.contexts[2];
     const { store, palette, layer, token, expert } = view;
-    const { load, tokens, row, top, height } = this.layout;
+    const { load, tokens, row, height, tops } = this.layout;
     ctx.clearRect(0, 0, this.layout.width, this.layout.total);
-    const y = top + expert * row;
-    const thin = (x, width) => {
+    const thin = ({ x, width, top }) => {
       ctx.strokeStyle = palette.sel;
       ctx.lineWidth = 1.2;
-      ctx.strokeRect(x - 2, y - 0.5, width + 4, row);
+      ctx.strokeRect(x - 2, top + expert * row - 0.5, width + 4, row);
     };
-    thin(load.x, load.width);
-    if (tokens.shown) thin(tokens.x, tokens.width);
-    ring(ctx, palette, load.x + layer * load.column, top - 2, load.column - 1, height + 3);
+    thin(load);
+    if (tokens.shown) thin(tokens);
+    ring(ctx, palette, load.x + layer * load.column, load.top - 2, load.column - 1, height + 3);
     const layers = this.layout.layerTicks.map((l) => [store.facts.layers[l], load.x + (l + 0.5) * load.column]);
-    label(ctx, view, store.facts.layers[layer], load.x + (layer + 0.5) * load.column, top + height + 13, palette.ink, layers);
+    label(ctx, view, store.facts.layers[layer], load.x + (layer + 0.5) * load.column, load.top + height + 13, palette.ink, layers);
     const i = token - tokens.start;
     if (i >= 0 && i < tokens.shown) {
       const x = tokens.x + i * tokens.cell;
-      ring(ctx, palette, x, top - 2, tokens.cell, height + 3);
+      ring(ctx, palette, x, tokens.top - 2, tokens.cell, height + 3);
       const name = word(store.facts.texts[token], store.kind[token], 10);
       if (tokens.labels) {
         ctx.save();
-        ctx.translate(x + tokens.cell / 2 - 3, top + height + 7);
+        ctx.translate(x + tokens.cell / 2 - 3, tokens.top + height + 7);
         ctx.rotate(Math.PI / 2);
         ctx.fillStyle = palette.card;
         ctx.fillRect(-2, -10, 80, 13);
@@ -105,17 +104,18 @@ export class Maps {
       } else {
         const inside = (half) => Math.max(tokens.x + half, Math.min(tokens.x + Math.max(tokens.width, 2 * half) - half, x + tokens.cell / 2));
         const others = this.layout.tokenTicks.map((t) => [t, tokens.x + (t - tokens.start + 0.5) * tokens.cell]);
-        label(ctx, view, token, inside(14), top + height + 13, palette.sel, others);
-        text(ctx, name, inside(34), top + height + 29, `bold 11px ${palette.mono}`, palette.sel, "center");
+        label(ctx, view, token, inside(14), tokens.top + height + 13, palette.sel, others);
+        text(ctx, name, inside(34), tokens.top + height + 29, `bold 11px ${palette.mono}`, palette.sel, "center");
       }
     }
-    if (!this.layout.chips) this.expertLabel(ctx, view, y + row / 2);
+    if (!this.layout.chips) for (const top of tops) this.expertLabel(ctx, view, top);
     if (tokens.cut) this.frame(ctx, view);
   }
 
   // In the place of the numbers that it would touch.
-  expertLabel(ctx, { palette, expert }, y) {
-    const { load, top, row, expertTicks } = this.layout;
+  expertLabel(ctx, { palette, expert }, top) {
+    const { load, row, expertTicks } = this.layout;
+    const y = top + (expert + 0.5) * row;
     ctx.fillStyle = palette.card;
     for (const e of [expert, ...expertTicks]) {
       const middle = top + (e + 0.5) * row;

@@ -27,9 +27,9 @@ export function tokenSentence(view, layer, t) {
   const known = !Number.isNaN(gates[0]);
   const one = (e, i) => chip(view, e) + (known && store.K <= 2 ? ` (gate <b>${gate(gates[i])}</b>)` : "");
   const list = experts.map(one).join(store.K <= 2 ? " and " : " ");
-  const spread = known && store.K > 2 ? ` Gates ${gate(gates[0])} to ${gate(gates[store.K - 1])}.` : "";
+  const spread = known && store.K > 2 ? ` Gates ${gate(gates[0])} to ${gate(gates.at(-1))}.` : "";
   const minusInf = here.flags & FLAG.minusInf ? " Some of its logits are −Inf: switched off." : "";
-  return `Layer <b>${name}</b> sends ${token(view, t)} to expert${store.K > 1 ? "s" : ""} ${list}. <span class="sub">${behind(view, layer, here)}${spread}${minusInf}</span>`;
+  return `Layer <b>${name}</b> sends ${token(view, t)} to expert${experts.length > 1 ? "s" : ""} ${list}. <span class="sub">${behind(view, layer, here)}${spread}${minusInf}</span>`;
 }
 
 function behind(view, layer, here) {

@@ -8,7 +8,8 @@ const WHY = {
   page: "A saved page: selecting, colouring and sliding work; running needs Python.",
 };
 
-export function showStatus(parts, store, status, kernel) {
+// `stoppable`: whether Stop reaches the work.
+export function showStatus(parts, store, status, kernel, stoppable) {
   const { state } = status;
   const working = state === "working";
   const waiting = state === "busy";
@@ -22,9 +23,9 @@ export function showStatus(parts, store, status, kernel) {
   const mine = focused === run || focused === generate || focused === parts.prompt;
   run.disabled = !able || !runs || working || waiting;
   generate.disabled = run.disabled;
-  stop.disabled = !able || !(working || waiting);
+  stop.disabled = !able || !stoppable || !(working || waiting);
   html.disabled = !able;
-  if ((working || waiting) && mine) stop.focus();
+  if (!stop.disabled && mine) stop.focus();
   else if (focused === stop && stop.disabled) (run.disabled ? parts.tokens : run).focus();
   html.hidden = kernel === "page";
   parts.prompt.disabled = !runs || !able;
@@ -35,7 +36,7 @@ export function showStatus(parts, store, status, kernel) {
   parts.work.classList.toggle("nokernel", !able);
   parts.body.classList.toggle("dimmed", working);
   if (!able) parts.worktext.innerHTML = kernel === "page" ? "" : `<b class="bad">✗</b> ${escape(WHY[kernel]).replace("No kernel.", "<b>No kernel.</b>")}`;
-  else if (working) parts.worktext.innerHTML = progress(status);
+  else if (working) parts.worktext.innerHTML = progress(status, stoppable, Boolean(store?.T));
   else if (waiting || ended) parts.worktext.textContent = status.text;
   if (kernel === "page") parts.work.hidden = true;
   parts.meter.parentElement.hidden = !able || !status.total;
@@ -45,10 +46,11 @@ export function showStatus(parts, store, status, kernel) {
   showEmpty(parts, store);
 }
 
-function progress(status) {
+function progress(status, stoppable, picture) {
   const of = status.total ? `, <b>${count(status.done)} of ${count(status.total)}</b> tokens` : "";
   const left = status.seconds_left > 0 ? `, ${status.seconds_left} s left` : "";
-  return `${escape(status.text)}${of}${left}. <span class="q">Stop ends it within a second. The picture of the previous run stays, dimmed.</span>`;
+  const how = stoppable ? "Stop ends it within a second." : "A cell is running this: stop it with the kernel’s own interrupt (■, or I I).";
+  return `${escape(status.text)}${of}${left}. <span class="q">${how}${picture ? " The picture of the previous run stays, dimmed." : ""}</span>`;
 }
 
 function showFault(parts, { text, traceback }) {

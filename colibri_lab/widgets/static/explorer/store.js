@@ -49,7 +49,7 @@ export class Store {
     return this.blocks.flatMap((block, layer) => (block ? [] : [layer]));
   }
 
-  // One token in one layer, from whichever part is here; null when neither is.
+  // One token in one layer, from whichever part is here; null when neither is. A slot without an expert is left out of ids and gates.
   at(layer, token) {
     const block = this.blocks[layer];
     const part = block || this.columns.get(token);
@@ -57,9 +57,12 @@ export class Store {
     const row = block ? token : layer;
     const K = this.K;
     const flags = part.flags[row];
+    const ids = part.ids.subarray(row * K, row * K + K);
+    const gates = part.gates.subarray(row * K, row * K + K);
+    const whole = !ids.includes(this.noId);
     return {
-      ids: part.ids.subarray(row * K, row * K + K),
-      gates: part.gates.subarray(row * K, row * K + K),
+      ids: whole ? ids : ids.filter((e) => e !== this.noId),
+      gates: whole ? gates : gates.filter((_, slot) => ids[slot] !== this.noId),
       margin: part.margin[row],
       entropy: part.entropy[row],
       flags,

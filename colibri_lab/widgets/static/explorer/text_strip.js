@@ -130,10 +130,10 @@ function look(view) {
     if (here.flags & FLAG.unrecorded) return [`border-color:${palette.line2};border-bottom-style:dotted`, "", "", "unknown"];
     if (here.flags & FLAG.unranked) return [`border-color:${palette.mark};border-bottom-style:double`, "", "", strangeMark(here.flags)];
     if (by === "expert") {
-      const [first, second] = here.ids;
+      const [first, second = first] = here.ids;
       const colour = expertColour(view, first);
       const line = single ? colour : expertColour(view, second);
-      return [`background:${withAlpha(colour, view.slots.of(first) < 0 ? 0.12 : palette.tint)};border-color:${line}`, String(first), single ? "" : String(second), ""];
+      return [`background:${withAlpha(colour, view.slots.of(first) < 0 ? 0.12 : palette.tint)};border-color:${line}`, String(first), single || here.ids.length < 2 ? "" : String(second), ""];
     }
     const value = by === "entropy" ? here.entropy : here.margin;
     const strength = by === "entropy" ? value : 1 - Math.min(1, Math.max(0, value / clear));
@@ -156,7 +156,8 @@ function legend(view, palette) {
     parts.push(`<span>${view.slots.shown.map((e) => chip(view, e)).join(" ")}</span>`);
   } else {
     const clear = store.facts.by_score[layer] ? CLEAR.score : CLEAR.logit;
-    parts.push(`<span>${ramp(palette)} ${view.by === "entropy" ? "no fill: sure, 0; strongest: undecided, 1" : `no fill: clear by ${clear} or more; strongest: tie`}</span>`);
+    const [weak, strong, words] = view.by === "entropy" ? ["0", "1", "no fill: sure; strongest: undecided"] : [`≥ ${clear}`, "0", "no fill: clear; strongest: tie"];
+    parts.push(`<span class="ends">${weak} ${ramp(palette)} ${strong}</span><span>${words}</span>`);
   }
   parts.push(markKey(strangeTokens(view)));
   return parts.join("");

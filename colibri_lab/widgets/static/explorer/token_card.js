@@ -56,6 +56,14 @@ export class TokenCard {
   }
 }
 
+// A scale that holds zero and every finite value, as parts of its whole: where zero stands, and how far from it a value reaches.
+function fromZero(values) {
+  const finite = Array.from(values).filter(Number.isFinite);
+  const low = Math.min(0, ...finite);
+  const span = Math.max(0, ...finite) - low || 1;
+  return { zero: -low / span, size: (v) => v / span };
+}
+
 const lowest = (values) => Math.min(...Array.from(values).filter(Number.isFinite));
 const listed = (store, here) => (store.E <= LISTED ? store.E : (here.ranked ? store.K : 0) + LEFT_OUT);
 
@@ -71,36 +79,34 @@ function ranked(store, here, values) {
 
 function bars(view, here, values) {
   const { store, layer } = view;
-  const head = '<table class="lb"><thead><tr><th>exp.</th><th>' + (store.facts.by_score[layer] ? "score" : "logit") + '</th><th><span class="sr">value</span></th><th class="num">gate</th></tr></thead><tbody>';
+  const head = '<table class="lb"><thead><tr><th>exp.</th><th>' + (store.facts.by_score[layer] ? "score" : "logit") + ', from zero</th><th><span class="sr">value</span></th><th class="num">gate</th></tr></thead><tbody>';
   if (here.flags & FLAG.unrecorded) return `${head}</tbody></table><p class="q">The trace holds no expert ids for this token.</p>`;
   if (!values) {
-    const rows = Array.from(here.ids, (e, i) => row(view, e, null, here.gates[i], 0)).join("");
+    const rows = Array.from(here.ids, (e, i) => row(view, e, null, here.gates[i], null)).join("");
     const why = store.facts.no_values || "Router logits are being fetched …";
     return `${head}${rows}</tbody></table><p class="q">${escape(why)}</p>`;
   }
   const { chosen, rest } = ranked(store, here, values);
-  const finite = Array.from(values).filter(Number.isFinite);
-  const low = Math.min(...finite);
-  const high = Math.max(...finite);
-  const width = (v) => (Number.isFinite(v) ? Math.max(2, (100 * (v - low)) / (high - low || 1)) : 0);
+  const { zero, size } = fromZero(values);
+  const place = (v) => (Number.isFinite(v) ? { zero: 100 * zero, left: 100 * (zero + Math.min(0, size(v))), width: 100 * Math.abs(size(v)) } : null);
   const left = store.E <= LISTED ? rest : rest.slice(0, LEFT_OUT);
   const html = [head];
-  chosen.forEach((e, i) => html.push(row(view, e, values[e], here.gates[i], width(values[e]))));
+  chosen.forEach((e, i) => html.push(row(view, e, values[e], here.gates[i], place(values[e]))));
   if (!here.ranked) html.push(cut(`${strange(here.flags)} in the logits: no ranking, ids here mean nothing`));
   else if (rest.length) html.push(cut(`chosen above · margin ${fixed(here.margin)} · left out below`));
-  for (const e of left) html.push(row(view, e, values[e], null, width(values[e])));
+  for (const e of left) html.push(row(view, e, values[e], null, place(values[e])));
   html.push("</tbody></table>");
   return html.join("");
 }
 
 const cut = (words) => `<tr class="cut"><td colspan="4"><span>${words}</span></td></tr>`;
 
-function row(view, expert, value, gateValue, width) {
+function row(view, expert, value, gateValue, at) {
   const colour = expertColour(view, expert);
   const chosen = gateValue !== null;
   const style = chosen ? `background:${colour}` : `box-shadow:inset 0 0 0 1.5px ${colour}`;
   const mark = value === null || Number.isFinite(value) ? "" : markSvg(Number.isNaN(value) ? "nan" : value > 0 ? "+inf" : "-inf");
-  const bar = value === null ? '<span class="q small">not recorded</span>' : mark || `<span class="bar" style="width:${width.toFixed(1)}%;${style}"></span>`;
+  const bar = value === null ? '<span class="q small">not recorded</span>' : mark || `<span class="axis" style="--zero:${at.zero.toFixed(1)}%"><span class="bar" style="margin-left:${at.left.toFixed(1)}%;width:${at.width.toFixed(1)}%;${style}"></span></span>`;
   const gateText = chosen ? (Number.isNaN(gateValue) ? "–" : `<b>${gate(gateValue)}</b>`) : '<span class="q">–</span>';
   const selected = expert === view.expert ? ' class="on"' : "";
   return `<tr data-expert="${expert}"${selected}><td>${chip(view, expert, !chosen)}</td><td>${bar}</td><td class="num">${value === null ? "" : fixed(value)}</td><td class="num">${gateText}</td></tr>`;
@@ -116,7 +122,7 @@ function path(view) {
   const { store, token } = view;
   const cells = store.facts.layers.map((name, l) => {
     const here = store.at(l, token);
-    const more = store.K > 2 ? ` <span class="q">+${store.K - 2}</span>` : "";
+    const more = here?.ids.length > 2 ? ` <span class="q">+${here.ids.length - 2}</span>` : "";
     const experts = !here ? "…" : here.flags & FLAG.unrecorded ? markSvg("unknown") : !here.ranked ? markSvg(strangeMark(here.flags)) : Array.from(here.ids).slice(0, 2).map((e, i) => chip(layerView(view, l), e, i > 0)).join(" ") + more;
     const margin = here && !Number.isNaN(here.margin) ? fixed(here.margin) + (here.flags & FLAG.tie ? " ≈" : "") : "–";
     return `<button type="button" data-lm-suppress-shortcuts="true" data-layer="${l}" ${l === view.layer ? 'aria-current="true"' : ""}><span class="q">layer ${name}</span><br>${experts}<br><span>${margin}</span></button>`;
@@ -152,18 +158,19 @@ function drawRest(canvas, view, here, values) {
   const ctx = fitCanvas(canvas, w, h);
   const { chosen, rest } = ranked(store, here, values);
   const all = [...chosen, ...rest].map((e) => values[e]);
-  const finite = all.filter(Number.isFinite);
-  const low = Math.min(...finite);
-  const span = Math.max(...finite) - low || 1;
+  const { zero, size } = fromZero(values);
+  const base = h - 1 - (h - 2) * zero;
   const step = w / store.E;
   ctx.fillStyle = palette.sunk;
   ctx.fillRect(0, 0, w, h);
   all.forEach((v, r) => {
     if (!Number.isFinite(v)) return;
     ctx.fillStyle = r < chosen.length ? palette.ink : palette.line2;
-    const tall = Math.max(1, ((h - 2) * (v - low)) / span);
-    ctx.fillRect(r * step, h - tall, Math.max(0.7, step * 0.7), tall);
+    const tall = Math.max(0.5, (h - 2) * Math.abs(size(v)));
+    ctx.fillRect(r * step, v < 0 ? base : base - tall, Math.max(0.7, step * 0.7), tall);
   });
+  ctx.fillStyle = palette.line2;
+  ctx.fillRect(0, base - 0.5, w, 1);
   ctx.fillStyle = palette.sel;
   if (chosen.length) ctx.fillRect(chosen.length * step - step * 0.15 - 0.75, 0, 1.5, h);
 }
@@ -189,7 +196,7 @@ function drawSparks(canvas, view) {
     }
     margins.push(Number.isNaN(here.margin) ? null : [x(l), logY(here.margin)]);
     entropies.push(Number.isNaN(here.entropy) ? null : [x(l), 72 - 26 * here.entropy]);
-    const edge = values ? Math.abs(values[here.ids[store.K - 1]]) : NaN;
+    const edge = values ? Math.abs(values[here.ids.at(-1)]) : NaN;
     steps.push(edge > 0 ? [x(l), logY(2 ** (Math.floor(Math.log2(edge)) - BF16_BITS + 1))] : null);
     if (here.flags & FLAG.tie) ties.push([x(l), logY(here.margin)]);
   }
