@@ -33,9 +33,7 @@ def run(plan: Plan) -> list[Result]:
     for weights, count in (("memory", plan.megabytes * (1 << 20) // ONE), ("cache", 1)):
         for m in (1, 64):
             asked = {
-                name: products(
-                    plan, partial(matrices, pages.address + offset, count if m == 1 else min(count, 8)), F32, m
-                )
+                name: products(plan, partial(matrices, pages.address + offset, count), F32, m)
                 for name, offset in PLACES.items()
             }
             point = {"weights from": weights, "rows": m}

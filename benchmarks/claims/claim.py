@@ -16,6 +16,7 @@ from report import number, with_spread
 
 HOLDS = "holds"
 FAILS = "does not hold"
+QUICK_SECONDS = 0.02
 UNMEASURABLE = "not measurable on this machine"
 UNDECIDED = "undecided"  # measured, but the interval has what was said inside: a quieter machine, more samples
 HIDDEN, WIDTH = 1024, 512  # of the matrices whose place in memory is varied: one is 1 MiB in bfloat16, 2 MiB in float32
@@ -38,7 +39,7 @@ class Plan:
 
 def quick(cache: Path | None = None) -> Plan:
     """The plan of the notebook: seconds for each claim."""
-    return Plan(cache or models.default_cache(), rounds=5, seconds=0.02, quick=True)
+    return Plan(cache or models.default_cache(), rounds=5, seconds=QUICK_SECONDS, quick=True)
 
 
 @dataclass

@@ -111,7 +111,9 @@ def shared_library(plan: Plan) -> Path:
 
 
 class Pages:
-    """Anonymous memory with small pages or huge ones, filled with numbers near one in either dtype."""
+    """Anonymous memory on small pages or huge ones, filled with numbers near one in either dtype. Private, since what
+    is shared gets no huge pages.
+    """
 
     def __init__(self, n_bytes: int, huge: bool) -> None:
         self._map = mmap.mmap(
@@ -157,7 +159,7 @@ def products(plan: Plan, choose: Callable[[], list[tuple[int, int, int]]], dtype
         seconds, bytes_read, operations = 0.0, 0, 0
         while seconds < plan.seconds:
             chosen = choose()
-            matrices = (Matrix * len(chosen))(*((at, dtype, rows, cols) for at, rows, cols in chosen))
+            matrices = (Matrix * len(chosen))(*(Matrix(at, dtype, rows, cols) for at, rows, cols in chosen))
             seconds += library.matmul_seconds(matrices, len(chosen), x.ctypes.data, m, out.ctypes.data)
             elements = sum(rows * cols for _, rows, cols in chosen)
             bytes_read, operations = bytes_read + elements * size, operations + 2 * m * elements

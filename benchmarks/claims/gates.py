@@ -38,12 +38,14 @@ TEXTS = (
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return normalised
 
 
 def divergence(model: lab.Model, texts: tuple[str, ...] = TEXTS) -> dict[str, float]:
     """What raw logits do to the next-token distributions of `model` over some texts; nats."""
-    kl, changed, surprise = [], [], {"model": [], "raw": []}
+    kl, changed = [], []
+    surprise: dict[str, list[NDArray[np.float64]]] = {"model": [], "raw": []}
     for text in texts:
         found = {}
         for name, mode in (("model", None), ("raw", "raw_logits")):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from harness import Cell, interleave, paired_ratio
 from report import ratio_text
@@ -41,7 +42,7 @@ def run(plan: Plan) -> list[Result]:
     except OSError as error:
         return [missing("huge pages", SAID, str(error))]
     share = kinds["huge"].huge_bytes() / len(kinds["huge"].bytes)
-    facts = {"share of the copy in huge pages": share, "reserved huge pages (MAP_HUGETLB)": reserved()}
+    facts: dict[str, Any] = {"share of the copy in huge pages": share, "reserved huge pages (MAP_HUGETLB)": reserved()}
     if share < 0.9:
         result = missing("huge pages", SAID, f"the system gave huge pages for {share:.0%} of the copy only")
         result.facts = facts
@@ -56,7 +57,7 @@ def run(plan: Plan) -> list[Result]:
     one, many = (paired_ratio(c.samples["huge"], c.samples["4 KiB"]) for c in cells)
     facts |= {"huge / 4 KiB, 1 row": ratio_text(one), "huge / 4 KiB, 64 rows": ratio_text(many)}
     why = (
-        f"{many.median:.2f}× for 64 rows, {one.median:.2f}× for one: weights are read in order, so a page of 4 KiB costs"
-        " one look-up for 64 cache lines; TLB hits themselves need counters that virtual machines rarely show"
+        f"{many.median:.2f}× for 64 rows, {one.median:.2f}× for one: weights are read in order, so a page of 4 KiB"
+        " costs one look-up for 64 cache lines; TLB hits themselves need counters that virtual machines rarely show"
     )
     return [Result("huge pages", SAID, f"{ratio_text(many)}×", judged(many, 1.83), why, cells, facts)]

@@ -99,8 +99,8 @@ def run(plan: Plan) -> list[Result]:
     facts |= hits
     figure = ", ".join(f"{name} {ratio_text(gain)}×" for name, gain in gains.items())
     why = (
-        "a matrix is a megabyte or more and is read once from end to end: which matrix comes next decides one cache line"
-        " in 16,384"
+        "a matrix is a megabyte or more and is read once from end to end: which matrix comes next decides one"
+        " cache line in 16,384"
         + (f"; {', '.join(f'{k}: {v}' for k, v in hits.items())}" if hits else "; hits need counters or valgrind")
     )
     return [Result("layout", SAID, figure, FAILS if hits else UNMEASURABLE, why, cells, facts)]

@@ -1,8 +1,8 @@
 """Claim: 63 % less memory than PyTorch.
 
 What the system says of a fresh process after it has opened the model and read a prompt: peak of resident bytes, of
-which anonymous (nobody else can use them) and file-backed (the page cache, shared and droppable). PyTorch runs the model
-through transformers.
+which anonymous (nobody else can use them) and file-backed (the page cache, shared and droppable). PyTorch runs the
+model through transformers.
 """
 
 from __future__ import annotations

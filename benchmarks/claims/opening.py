@@ -2,7 +2,7 @@
 until the call returned and until every byte was read once. Imports do not count.
 
     colibri, pickle, "torch.load", "torch.load, mmap"     the ways
-    save PICKLE TARGET                                    writes what torch.save makes of the pickle, under a temporary name
+    save PICKLE TARGET                                    writes what torch.save makes of the pickle
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ def main() -> None:
         os.replace(partial, target)
         return
     if kind == "colibri":
-        import colibri_lab as lab
+        from colibri_lab.model import open as open_model
 
-        lab.Model  # loads the engine
         begin = time.perf_counter()
-        weights = lab.open(path).weights
+        weights = open_model(path).weights
         opened = time.perf_counter() - begin
         read(weights[name] for name in weights)
     elif kind == "pickle":

@@ -101,7 +101,8 @@ def steady(kept: list[Sample], cell: Cell, touched: float) -> Result:
     over = [Sample(s.extra["p99_ms"] / s.extra["mean_ms"], extra={"tokens": s.extra["tokens"]}) for s in kept]
     taken = Cell("P99 / mean of a token", "×", cell.point, {OURS: over}, higher_is_better=False)
     middle, tokens = summary(over), statistics.median(s.extra["tokens"] for s in over)
-    why = f"median of {middle.n} runs of {tokens:.0f} tokens each ({middle.low:.2f} to {middle.high:.2f}); others on the machine add to it"
+    spread = f"{middle.low:.2f} to {middle.high:.2f}"
+    why = f"median of {middle.n} runs of {tokens:.0f} tokens each ({spread}); others on the machine add to it"
     if tokens < 100:
         return Result("P99", SAID_P99, f"{middle.median:.2f}×", UNMEASURABLE, f"too few tokens: {why}", [taken])
     return Result("P99", SAID_P99, f"{middle.median:.2f}×", HOLDS if middle.median <= 1.11 else FAILS, why, [taken])
