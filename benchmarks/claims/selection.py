@@ -101,6 +101,7 @@ def run(plan: Plan) -> list[Result]:
     share = facts["published: wrong of all orders of 8 scores"]
     why = (
         f"a correct network is {against.median:.1f}× as fast as qsort over 8 experts; the published one is wrong for"
-        f" {share:.0%} of all orders of 8 scores, since its answer is always experts 0 and 1, so its own speed counts for nothing"
+        f" {share:.0%} of all orders of 8 scores, since its answer is always experts 0 and 1: its own speed counts for"
+        " nothing"
     )
     return [Result("selection", SAID, f"{ratio_text(against)}× qsort", verdict, why, cells, facts)]
