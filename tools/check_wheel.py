@@ -9,6 +9,7 @@ PARTS = {
     "the typing marker": ("colibri_lab/py.typed", ""),
     "the notebooks": ("colibri_lab/notebooks/", ".ipynb"),
     "the benchmark suite": ("colibri_lab/benchmarks/", "bench.py"),
+    "the recorded claims": ("colibri_lab/benchmarks/results/claims-", ".json"),
     "browser code": ("colibri_lab/widgets/", ".js"),
     "style sheets": ("colibri_lab/widgets/", ".css"),
     "the bundled weights": ("colibri_lab/bundled/tiny-colibri/model", ".safetensors"),

@@ -1,0 +1,53 @@
+/* stages.c: two stages of the engine, the matrix product and the router, on memory that the caller lays out; a shared library for
+ * the scripts of claims/. It is compiled together with the few files of the engine that it needs, and with one table of kernels
+ * instead of all, so that it is there within seconds. */
+#include <time.h>
+
+#include "../../csrc/core/router.h"
+#include "../../csrc/kernels/tables.h"
+
+#if defined(__x86_64__)
+#define TABLE kernels_avx2
+#else
+#define TABLE kernels_neon
+#endif
+
+const kernels *kernels_in_force(void) { return &TABLE; }
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds of the products of x [m, cols] with each of `count` matrices, one after the other. */
+double matmul_seconds(const matrix *matrices, int64_t count, const float *x, int64_t m, float *out) {
+    const double begin = now();
+    for (int64_t i = 0; i < count; i++) {
+        const matrix *w = &matrices[i];
+        TABLE.matmul(out, w->rows, x, w->cols, m, w, NULL, 0, w->rows);
+    }
+    return now() - begin;
+}
+
+/* Seconds of the router for x [tokens, w->cols], one token after the other as in decoding. `product_alone`: without choice and
+ * gates. */
+double route_seconds(const matrix *w, const float *x, int64_t tokens, int64_t top_k, int gates, int product_alone) {
+    static _Alignas(64) unsigned char scratch[32 * COLIBRI_MAX_EXPERTS];
+    static float logits[COLIBRI_MAX_EXPERTS], scores[COLIBRI_MAX_EXPERTS], chosen[COLIBRI_MAX_EXPERTS];
+    static int32_t ids[COLIBRI_MAX_EXPERTS];
+    machine m;
+    if (router_scratch(w->rows) > sizeof scratch || machine_init(&m, 1, NULL) != COLIBRI_OK) return -1.0;
+    const router r = {.n_experts = w->rows, .top_k = top_k, .select_by_logits = gates == COLIBRI_GATES_RAW_LOGITS,
+                      .gates = (colibri_gate_mode)gates, .scratch = scratch};
+    static const matrix no_bias;
+    const double begin = now();
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *row = x + t * w->cols;
+        if (product_alone) machine_linear(&m, logits, row, 1, w, &no_bias);
+        else route(&m, &r, row, 1, w, logits, scores, ids, chosen);
+    }
+    const double seconds = now() - begin;
+    machine_free(&m);
+    return seconds;
+}
