@@ -108,7 +108,7 @@ colibri_status pages_map(int64_t n_bytes, bool dense, pages *out, colibri_messag
         return fail(message, COLIBRI_ERROR_MEMORY, "a block of %lld bytes is more than this machine can address",
                     (long long)n_bytes);
 
-    int64_t huge = system_number(THP "hpage_pmd_size", NULL);
+    int64_t huge = dense ? system_number(THP "hpage_pmd_size", NULL) : -1;
     const char *why = NULL;
     if (!dense)
         why = "history: pages that no row has reached cost nothing";
