@@ -234,8 +234,8 @@ class Session:
 
         What is in memory now: `resident`, of it `huge` (on huge pages); `swapped`; −1 where the system does not tell.
         `pages`: for `tape` and `scratch` the `kind` of pages ("plain", "madvise", "hugetlb"), their size in `bytes`,
-        and `why`. The environment variable COLIBRI_HUGE_PAGES ("madvise", "hugetlb", "off") chooses for scratch, when a
-        session is made.
+        and `why`. The environment variable COLIBRI_HUGE_PAGES chooses when a session is made: "madvise" (for scratch),
+        "all" (for the tape too), "hugetlb" (scratch from the system's pool), "off".
         """
         from colibri_lab.memory import session_memory
 

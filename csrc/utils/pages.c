@@ -44,17 +44,30 @@ static int64_t round_up(int64_t n, int64_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
-static colibri_status wanted_kind(colibri_page_kind *kind, colibri_message *message)
+/* What COLIBRI_HUGE_PAGES asks for: a kind, and whether history is to have it as well. */
+static colibri_status wanted_kind(colibri_page_kind *kind, bool *history, colibri_message *message)
 {
+    static const struct {
+        const char *name;
+        colibri_page_kind kind;
+        bool history;
+    } choices[] = {{"madvise", COLIBRI_PAGES_MADVISE, false},
+                   {"all", COLIBRI_PAGES_MADVISE, true},
+                   {"hugetlb", COLIBRI_PAGES_HUGETLB, false},
+                   {"off", COLIBRI_PAGES_PLAIN, false}};
     const char *text = getenv("COLIBRI_HUGE_PAGES");
-    *kind = COLIBRI_PAGES_MADVISE;
-    if (text == NULL || *text == '\0' || strcmp(text, "madvise") == 0)
-        return COLIBRI_OK;
-    if (strcmp(text, "hugetlb") != 0 && strcmp(text, "off") != 0)
-        return fail(message, COLIBRI_ERROR_ARGUMENT,
-                    "COLIBRI_HUGE_PAGES is \"%.40s\"; it can be \"madvise\" (the default), \"hugetlb\" or \"off\"", text);
-    *kind = *text == 'h' ? COLIBRI_PAGES_HUGETLB : COLIBRI_PAGES_PLAIN;
-    return COLIBRI_OK;
+    if (text == NULL || *text == '\0')
+        text = choices[0].name;
+    *kind = choices[0].kind;
+    *history = choices[0].history;
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++)
+        if (strcmp(text, choices[i].name) == 0) {
+            *kind = choices[i].kind;
+            *history = choices[i].history;
+            return COLIBRI_OK;
+        }
+    return fail(message, COLIBRI_ERROR_ARGUMENT,
+                "COLIBRI_HUGE_PAGES is \"%.40s\"; it can be \"madvise\" (the default), \"all\", \"hugetlb\" or \"off\"", text);
 }
 
 #ifdef MAP_HUGETLB
@@ -103,14 +116,15 @@ static bool map_between_guards(int64_t n_bytes, int64_t page_bytes, pages *out)
 colibri_status pages_map(int64_t n_bytes, bool dense, pages *out, colibri_message *message)
 {
     colibri_page_kind wanted;
-    TRY(wanted_kind(&wanted, message));
+    bool history;
+    TRY(wanted_kind(&wanted, &history, message));
     if (n_bytes < 0 || n_bytes > INT64_MAX / 2 || (uint64_t)n_bytes > SIZE_MAX / 2) /* half: rounding cannot overflow */
         return fail(message, COLIBRI_ERROR_MEMORY, "a block of %lld bytes is more than this machine can address",
                     (long long)n_bytes);
 
-    int64_t huge = dense ? system_number(THP "hpage_pmd_size", NULL) : -1;
+    int64_t huge = dense || history ? system_number(THP "hpage_pmd_size", NULL) : -1;
     const char *why = NULL;
-    if (!dense)
+    if (!dense && !history)
         why = "history: pages that no row has reached cost nothing";
     else if (wanted == COLIBRI_PAGES_PLAIN)
         why = "COLIBRI_HUGE_PAGES=off asks for them";
@@ -133,7 +147,8 @@ colibri_status pages_map(int64_t n_bytes, bool dense, pages *out, colibri_messag
         out->page_bytes = huge;
         why = wanted == COLIBRI_PAGES_HUGETLB
                   ? "hugetlb was asked for, but the system's pool has too few free huge pages (vm.nr_hugepages)"
-                  : "written from end to end by each pass";
+              : history ? "COLIBRI_HUGE_PAGES=all asks for them"
+                        : "written from end to end by each pass";
     }
 #endif
     out->why = why != NULL ? why : "the system gives no transparent huge pages";

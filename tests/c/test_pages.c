@@ -185,12 +185,20 @@ static void test_history_and_small_blocks_are_plain_whatever_is_asked(void)
     CHECK(made(BLOCK_WORK, odd).pages == COLIBRI_PAGES_PLAIN); /* off */
 }
 
+static void test_history_has_transparent_huge_pages_when_all_are_to(void)
+{
+    begin("all");
+    colibri_page_kind kind = has_transparent() ? COLIBRI_PAGES_MADVISE : COLIBRI_PAGES_PLAIN;
+    CHECK(made(BLOCK_HISTORY, odd).pages == kind && made(BLOCK_WORK, odd).pages == kind);
+    CHECK(made(BLOCK_HISTORY, 100001).pages == COLIBRI_PAGES_PLAIN && played.n_mapped == 0);
+}
+
 static void test_an_unknown_kind_is_refused_with_the_known_ones(void)
 {
     block *b;
     begin("giant");
     CHECK(block_create(odd, BLOCK_WORK, NULL, &b, &message) == COLIBRI_ERROR_ARGUMENT && b == NULL);
-    CHECK_MESSAGE_HAS(message, "\"giant\"; it can be \"madvise\" (the default), \"hugetlb\" or \"off\"");
+    CHECK_MESSAGE_HAS(message, "\"giant\"; it can be \"madvise\" (the default), \"all\", \"hugetlb\" or \"off\"");
 }
 
 static void test_an_unmap_that_fails_is_counted_with_its_bytes(void)
@@ -212,6 +220,7 @@ int main(void)
     RUN(test_working_memory_is_aligned_to_the_huge_pages_it_asks_for);
     RUN(test_a_system_that_refuses_the_advice_leaves_plain_pages);
     RUN(test_history_and_small_blocks_are_plain_whatever_is_asked);
+    RUN(test_history_has_transparent_huge_pages_when_all_are_to);
     RUN(test_an_unknown_kind_is_refused_with_the_known_ones);
     RUN(test_an_unmap_that_fails_is_counted_with_its_bytes);
     return 0;
