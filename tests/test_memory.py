@@ -163,7 +163,7 @@ def test_the_pages_in_force_and_their_cost_can_be_read(monkeypatch: pytest.Monke
 
 
 def test_anonymous_memory_stays_within_what_the_session_tells(large: Path) -> None:
-    """Opening, feeding a long prompt and looking takes no more anonymous memory than reserved and rounded, plus 8 MB."""
+    """Opening, feeding a long prompt and looking takes no more anonymous memory than it tells, plus 8 MB."""
     before = lab.open().memory()["process"]["anonymous"]
     model = lab.open(large)
     session = model.session(capture="moe", max_tokens=600)

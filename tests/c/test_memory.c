@@ -1,7 +1,8 @@
 /* Blocks: zero, aligned, counted, given back; and plans that notice overflow. */
-#define _DEFAULT_SOURCE
+#define _GNU_SOURCE /* MAP_FIXED_NOREPLACE */
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,6 +49,15 @@ static void test_an_untouched_block_of_64_gigabytes_costs_less_than_a_megabyte(v
     block_release(b);
 }
 
+/* Tries to put a page there; a neighbour could as well. */
+static bool is_taken(unsigned char *address)
+{
+    void *page = mmap(address, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (page != MAP_FAILED)
+        munmap(page, 4096);
+    return page == MAP_FAILED;
+}
+
 /* In a child, so that the fault ends the child. */
 static bool faults(volatile unsigned char *address)
 {
@@ -71,6 +81,7 @@ static void test_a_write_beyond_either_end_is_a_fault(void)
         CHECK_OK(block_create(3000001, uses[i], NULL, &b, &message), message);
         colibri_block d = block_describe(b);
         CHECK(d.data == block_data(b) && d.n_bytes == 3000001 && d.n_mapped >= d.n_bytes && d.n_mapped % d.page_bytes == 0);
+        CHECK(is_taken(block_data(b) - 4096) && is_taken(block_data(b) + d.n_mapped));
         CHECK(faults(block_data(b) - 1) && faults(block_data(b) + d.n_mapped) && !faults(block_data(b) + d.n_mapped - 1));
         block_release(b);
     }
@@ -95,23 +106,24 @@ static void test_an_owners_blocks_are_listed_until_their_last_reference(void)
     CHECK(blocks_of(&mine, NULL, 0) == 0 && blocks_of(&other, NULL, 0) == 0);
 }
 
-static void *make_and_drop(void *argument)
+static void *list_all(void *argument)
 {
     int *stop = argument;
-    while (atomic_load_acquire(stop) == 0) {
-        block *b;
-        CHECK_OK(block_create(1, BLOCK_WORK, stop, &b, &message), message);
-        block_release(b);
-    }
+    while (atomic_load_acquire(stop) == 0)
+        CHECK(blocks_of(stop, NULL, 0) == 0);
     return NULL;
 }
 
-static void test_a_child_forked_while_others_make_blocks_makes_its_own(void)
+static void test_a_child_forked_while_another_thread_lists_blocks_makes_its_own(void)
 {
+    enum { many = 1000 }; /* so that the list is being read nearly all the time */
+    static block *others[many];
     int stop = 0;
     pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, make_and_drop, &stop) == 0);
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < many; i++)
+        CHECK_OK(block_create(1, BLOCK_HISTORY, NULL, &others[i], &message), message);
+    CHECK(pthread_create(&thread, NULL, list_all, &stop) == 0);
+    for (int i = 0; i < 50; i++) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
@@ -126,6 +138,8 @@ static void test_a_child_forked_while_others_make_blocks_makes_its_own(void)
     }
     atomic_store_release(&stop, 1);
     CHECK(pthread_join(thread, NULL) == 0);
+    for (int i = 0; i < many; i++)
+        block_release(others[i]);
 }
 
 static void test_an_empty_block_has_an_address(void)
@@ -175,7 +189,7 @@ int main(void)
     RUN(test_an_untouched_block_of_64_gigabytes_costs_less_than_a_megabyte);
     RUN(test_a_write_beyond_either_end_is_a_fault);
     RUN(test_an_owners_blocks_are_listed_until_their_last_reference);
-    RUN(test_a_child_forked_while_others_make_blocks_makes_its_own);
+    RUN(test_a_child_forked_while_another_thread_lists_blocks_makes_its_own);
     RUN(test_an_empty_block_has_an_address);
     RUN(test_what_cannot_be_reserved_is_refused_in_bytes);
     RUN(test_a_plan_rounds_to_64_bytes_and_keeps_an_overflow);
