@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -22,6 +23,7 @@ from colibri_lab.errors import BusyError, FileError, FormatError
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
+    from colibri_lab.memory import MemoryPanel
     from colibri_lab.session import Session
     from colibri_lab.tokenizer import Tokenizer
 
@@ -67,6 +69,7 @@ class Model:
         self.config = Config(fields, layers)
         self.weights = Weights(self._engine)
         self._taps = TapTable(core.tap_kinds, self.config)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
     @property
     def folder(self) -> Path:
@@ -99,7 +102,8 @@ class Model:
     @property
     def info(self) -> dict[str, Any]:
         """What was opened and how it runs: files, bytes, dtypes, parameters, what the files hold and the model does not
-        use, weights that had to be copied, code path, threads.
+        use, weights that had to be copied, code path, threads of a session that asks for none and what limits them
+        ("this machine", "affinity", "cgroup quota" or "COLIBRI_CPUS").
         """
         tensors: dict[tuple[str, int], core.Weight] = {}
         for name in self.weights:  # a tied weight has two names and one place
@@ -125,15 +129,25 @@ class Model:
             "isa": core.isa(),
             "isa_available": list(core.isa_names()),
             "threads": core.default_threads(),
+            "threads_limit": core.usable_cpus()[1],
             "engine_version": core.__version__,
         }
 
-    def memory(self) -> dict[str, int]:
-        """Bytes: `mapped` (weights in the files), `resident` (of these in memory now, shared with the page cache), and
-        `users`, the number of sessions and views alive. `resident` is −1 where the system does not tell.
+    def memory(self) -> MemoryPanel:
+        """Where memory goes now, in bytes; a mapping that shows itself as a small table.
+
+        Weights: `mapped` (files), of it `resident` (in this process' memory and shared with the page cache, so the
+        system takes it back when memory is short), of that `huge_file` (on huge pages). Anonymous memory of sessions,
+        and of views that outlive them: `reserved`, of it `anonymous` (in memory), of that `huge` (on huge pages);
+        `swapped`; `kept_by_views` (`reserved` and `resident` of blocks that no session uses any more). `copied_bytes`
+        over all open sessions. `sessions`: what `session.memory()` says of each open one. `process`: `resident` size
+        of the whole process, split into `file`, `anonymous` and `shared`, and `hugetlb` beside it. `failed_unmaps`:
+        mappings that the system refused to take back. `users`: how many sessions and views are alive.
+        Sizes are −1 where the system does not tell.
         """
-        info = self.info
-        return {"mapped": info["bytes"], "resident": _resident(info["files"]), "users": self._engine.users()}
+        from colibri_lab.memory import model_memory
+
+        return model_memory(self)
 
     def session(
         self,
@@ -147,7 +161,8 @@ class Model:
         `capture`: "none", "routing" (logits, scores, ids, gates), "moe" (plus what goes into and out of experts),
         "all", or a list of tap patterns (an empty one is "none"). `max_tokens` reserves exactly that much; None takes
         the smaller of `max_position_embeddings` and what half of the available memory holds. `threads` None: as many as
-        affinity and cgroup quota give. `gate_mode` None: the checkpoint's own rule; "softmax", "softmax_renormalised",
+        affinity and cgroup quota give; more than that would only take turns, so no more are made (`session.threads`
+        shows both numbers). `gate_mode` None: the checkpoint's own rule; "softmax", "softmax_renormalised",
         "softmax_of_chosen" and "raw_logits" are for study.
 
         Raises ArgumentError for an unknown capture or gate mode, OutOfMemoryError with the bytes when it cannot fit.
@@ -274,18 +289,3 @@ def _neighbours(path: Path) -> str:
     if not close and folder == path.parent:
         close = names[:3]
     return f"; near it there is {' or '.join(repr(str(folder / name)) for name in close)}" if close else ""
-
-
-def _resident(files: Sequence[str]) -> int:
-    """Bytes of these files that are mapped into this process and in memory now."""
-    wanted, inside, total = {os.path.realpath(name) for name in files}, False, 0
-    try:
-        for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-            head = line.split(maxsplit=5)
-            if not head[0].endswith(":"):
-                inside = len(head) == 6 and head[5] in wanted
-            elif inside and head[0] == "Rss:":
-                total += int(head[1]) * 1024
-    except OSError:
-        return -1
-    return total

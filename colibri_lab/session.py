@@ -15,10 +15,12 @@ from colibri_lab._engine import core
 from colibri_lab.errors import ArgumentError, BusyError, ColibriError, NotCapturedError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.tape import Tape
+from colibri_lab.threads import Threads
 from colibri_lab.trace import Trace
 
 if TYPE_CHECKING:
     from colibri_lab.generate import Token
+    from colibri_lab.memory import MemoryPanel
     from colibri_lab.model import Model
     from colibri_lab.tokenizer import Tokenizer
 
@@ -118,6 +120,8 @@ class Session:
         self._engine = core.Session(
             model._engine, list(self.capture), _count("max_tokens", max_tokens), _count("threads", threads), gate_mode
         )
+        self._threads = Threads(self._engine.threads, self._engine.threads_asked or None, *core.usable_cpus())
+        model._sessions.add(self)
         self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
         self._ids: list[int] = []
         self._held: weakref.WeakValueDictionary[tuple[int, int], Pass] = weakref.WeakValueDictionary()
@@ -216,15 +220,25 @@ class Session:
         return self._engine.max_tokens
 
     @property
-    def threads(self) -> int:
-        """Threads in use."""
-        return self._engine.threads
+    def threads(self) -> Threads:
+        """Threads in use, a number that shows what was requested and what limits it.
 
-    def memory(self) -> dict[str, int]:
-        """Bytes: `reserved` address space, of it `tape` (history, of it `kv_cache`) and `scratch`; `copied_bytes` by
-        resets under live views.
+        In a notebook: `64 requested, 2 effective; limited by affinity to 2 CPUs`.
         """
-        return self._engine.memory()
+        return self._threads
+
+    def memory(self) -> MemoryPanel:
+        """In bytes: `reserved` address space, of it `tape` (history, of it `kv_cache`) and `scratch`; `rounding` to
+        whole pages beyond that; `copied_bytes` by resets under live views. A mapping, shown as a small table.
+
+        What is in memory now: `resident`, of it `huge` (on huge pages); `swapped`; −1 where the system does not tell.
+        `pages`: for `tape` and `scratch` the `kind` of pages ("plain", "madvise", "hugetlb"), their size in `bytes`,
+        and `why`. The environment variable COLIBRI_HUGE_PAGES chooses when a session is made: "madvise" (for scratch),
+        "all" (for the tape too), "hugetlb" (scratch from the system's pool), "off".
+        """
+        from colibri_lab.memory import session_memory
+
+        return session_memory(self)
 
     def trace(self) -> Trace:
         """What was captured, as a Trace over the same memory (no copy). It stays as it is when the session goes on."""

@@ -1,4 +1,7 @@
 // bind_model.cpp: a checkpoint. Its configuration and its weights are tables, bound by loops.
+#include <algorithm>
+
+#include "blocks.hpp"
 #include "handles.hpp"
 #include "view.hpp"
 
@@ -111,6 +114,24 @@ static py::tuple weight_census(const Model &model, size_t index)
     return py::make_tuple(counts.n_nan, counts.n_inf, counts.n_subnormal, counts.first_nonfinite);
 }
 
+static py::tuple files(const Model &model)
+{
+    py::tuple out(colibri_model_file_count(model.get()));
+    for (size_t i = 0; i < out.size(); i++) {
+        colibri_file file = colibri_model_file(model.get(), i);
+        out[i] = py::make_tuple(path_text(file.path), (uintptr_t)file.data, file.n_bytes);
+    }
+    return out;
+}
+
+// Blocks come and go on other threads between the two calls: a few more are asked for than were there.
+static py::tuple blocks(const Model &model)
+{
+    std::vector<colibri_block> found(colibri_model_blocks(model.get(), nullptr, 0) + 16);
+    size_t count = colibri_model_blocks(model.get(), found.data(), found.size());
+    return describe_blocks(found.data(), std::min(count, found.size()));
+}
+
 void bind_model(py::module_ &m)
 {
     py::class_<Model>(m, "Model")
@@ -122,6 +143,8 @@ void bind_model(py::module_ &m)
         .def("fields", &fields)
         .def("layer", &layer, py::arg("index"), "(is_moe, has_shared_expert, window).")
         .def("weights", &weights)
+        .def("files", &files, "(path, address, bytes) of each mapped file.")
+        .def("blocks", &blocks, "Every block of a session of this model that is alive.")
         .def("unused", &unused, "Names of the tensors in the files that no computation uses.")
         .def("weight", &weight_view, py::arg("index"))
         .def("float32", &weight_float32, py::arg("index"))

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <optional>
 
+#include "blocks.hpp"
 #include "handles.hpp"
 #include "view.hpp"
 
@@ -133,6 +134,13 @@ static py::dict memory(const Session &session)
     return out;
 }
 
+static py::tuple blocks(const Session &session)
+{
+    colibri_block found[COLIBRI_SESSION_BLOCKS];
+    colibri_session_blocks(session.get(), found);
+    return describe_blocks(found, COLIBRI_SESSION_BLOCKS);
+}
+
 void bind_session(py::module_ &m)
 {
     py::class_<Session>(m, "Session")
@@ -145,9 +153,11 @@ void bind_session(py::module_ &m)
         .def("logits", &logits)
         .def("pass_bounds", &pass_bounds, py::arg("index"), "(start, stop) in tokens; (0, 0) when there is no such pass.")
         .def("memory", &memory)
+        .def("blocks", &blocks, "The tape, scratch, and the logits of the last pass and of the next.")
         .def_property_readonly("length", [](const Session &s) { return colibri_session_length(s.get()); })
         .def_property_readonly("pass_count", [](const Session &s) { return colibri_session_pass_count(s.get()); })
         .def_property_readonly("truncations", [](const Session &s) { return colibri_session_truncations(s.get()); })
         .def_property_readonly("max_tokens", [](const Session &s) { return colibri_session_max_tokens(s.get()); })
-        .def_property_readonly("threads", [](const Session &s) { return colibri_session_threads(s.get()); });
+        .def_property_readonly("threads", [](const Session &s) { return colibri_session_threads(s.get()); })
+        .def_property_readonly("threads_asked", [](const Session &s) { return colibri_session_threads_asked(s.get()); });
 }

@@ -78,6 +78,7 @@ class Runs:
 
     def run(self, plan: str, isa: str | None) -> dict:
         environment = {key: value for key, value in os.environ.items() if key != "COLIBRI_ISA"}
+        environment["COLIBRI_CPUS"] = "4"  # as many threads as a setting asks for, whatever machine it runs on
         if isa is not None:
             environment["COLIBRI_ISA"] = isa
         done = subprocess.run([sys.executable, DIGEST], input=plan, env=environment, capture_output=True, text=True)

@@ -76,7 +76,7 @@ def test_numpy_arrays_over_engine_memory_are_born_in_one_file() -> None:
 ANALYSES = {"routing", "numerics", "diff", "cache", "nan"}  # functions of a Trace: no engine, no display
 ANALYSES_MAY_USE = {"errors", "trace"}
 ANALYSES_FOREIGN = {"numpy"}
-ABOVE_THE_ENGINE = {"model", "weights", "session", "stepper", "tape", "generate"}
+ABOVE_THE_ENGINE = {"memory", "model", "weights", "session", "stepper", "tape", "generate"}
 WIDGETS_MAY_USE = {"_files", "errors", "trace", "trace_file", "progress", "widgets"} | ANALYSES
 WIDGET_USERS = {"__init__", "_cli"}
 HEAVY = {"torch", "transformers", "matplotlib", "ipywidgets", "anywidget", "IPython", "traitlets"}

@@ -1,4 +1,5 @@
 #include "../kernels/kernels.h"
+#include "../utils/pages.h"
 #include "../utils/threads.h"
 
 const char *colibri_isa(void)
@@ -18,9 +19,21 @@ const char *colibri_isa_name(size_t index)
     return index < kernels_available(&tables) ? tables[index]->name : NULL;
 }
 
+colibri_cpus colibri_usable_cpus(void)
+{
+    colibri_cpus cpus;
+    (void)threads_usable_cpus(&cpus, NULL); /* a session refuses a wrong COLIBRI_CPUS with a sentence */
+    return cpus;
+}
+
 int colibri_default_threads(void)
 {
-    return threads_default_count();
+    return colibri_usable_cpus().count;
+}
+
+void colibri_failed_unmaps(int64_t *count, int64_t *n_bytes)
+{
+    pages_failures(count, n_bytes);
 }
 
 const char *colibri_version(void)

@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "../model/checkpoint.h"
 #include "../utils/atomics.h"
 #include "../utils/mapguard.h"
 #include "handles.h"
@@ -98,4 +99,20 @@ size_t colibri_model_unused_count(const colibri_model *model)
 const char *colibri_model_unused(const colibri_model *model, size_t index)
 {
     return model_data_unused(model->data, index);
+}
+
+size_t colibri_model_file_count(const colibri_model *model)
+{
+    return (size_t)model->data->checkpoint->n_files;
+}
+
+colibri_file colibri_model_file(const colibri_model *model, size_t index)
+{
+    const mapfile *map = &model->data->checkpoint->files[index].map;
+    return (colibri_file){map->path, map->data, map->n_bytes};
+}
+
+size_t colibri_model_blocks(const colibri_model *model, colibri_block *out, size_t capacity)
+{
+    return blocks_of(model->data, out, capacity);
 }

@@ -83,9 +83,19 @@ int colibri_session_threads(const colibri_session *session)
     return threads_count(session->inner->machine.pool);
 }
 
+int colibri_session_threads_asked(const colibri_session *session)
+{
+    return session->inner->threads_asked;
+}
+
 colibri_session_memory colibri_session_memory_use(const colibri_session *session)
 {
     return session_memory(session->inner);
+}
+
+void colibri_session_blocks(const colibri_session *session, colibri_block out[COLIBRI_SESSION_BLOCKS])
+{
+    session_blocks(session->inner, out);
 }
 
 /* ---- leases ---------------------------------------------------------------------------------------------------------------- */

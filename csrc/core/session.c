@@ -2,8 +2,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../utils/atomics.h"
+#include "../utils/instant.h"
 #include "capture.h"
 #include "forward.h"
 
@@ -59,13 +61,16 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
 {
     const config *c = &s->model->config;
     static const char *const routing[] = {"routing"};
-    int n_threads = o->threads == 0 ? threads_default_count() : o->threads;
-    if (n_threads < 1 || n_threads > COLIBRI_MAX_THREADS)
+    colibri_cpus cpus;
+    TRY(threads_usable_cpus(&cpus, message));
+    int n_threads = o->threads == 0 || o->threads > cpus.count ? cpus.count : o->threads; /* more would only take turns */
+    if (o->threads < 0 || o->threads > COLIBRI_MAX_THREADS)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "threads is %d; it can be 1 to %d, or 0 for as many as this process may use",
                     o->threads, COLIBRI_MAX_THREADS);
     if ((int)o->gate_mode < COLIBRI_GATES_MODEL || (int)o->gate_mode > COLIBRI_GATES_RAW_LOGITS)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "gate mode %d does not exist; the modes are 0 to %d", (int)o->gate_mode,
                     COLIBRI_GATES_RAW_LOGITS);
+    s->threads_asked = o->threads;
     s->gates = o->gate_mode == COLIBRI_GATES_MODEL ? c->gate_rule : o->gate_mode;
 
     size_t n_slots = (size_t)c->num_hidden_layers * TAP_COUNT;
@@ -84,10 +89,10 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
     free(kept);
     TRY(status);
 
-    TRY(block_create(s->layout.tape_bytes, &s->tape, message));
-    TRY(block_create(s->layout.scratch_bytes, &s->scratch, message));
-    TRY(block_create(s->layout.logits_bytes, &s->logits, message));
-    return block_create(s->layout.logits_bytes, &s->next_logits, message);
+    TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &s->tape, message));
+    TRY(block_create(s->layout.scratch_bytes, BLOCK_WORK, s->model, &s->scratch, message));
+    TRY(block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->logits, message));
+    return block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->next_logits, message);
 }
 
 /* The caller's options may be of an older version (shorter: the rest is default) but not of a newer one. */
@@ -114,11 +119,8 @@ colibri_status session_create(const model_data *model, const colibri_session_opt
     session *s = calloc(1, sizeof *s);
     if (s == NULL)
         return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a session");
-    if (pthread_mutex_init(&s->lock, NULL) != 0) {
-        free(s);
-        return fail(message, COLIBRI_ERROR_MEMORY, "no lock can be had for a session");
-    }
     s->model = model;
+    s->process = getpid();
     colibri_status status = session_fill(s, &o, message);
     if (status != COLIBRI_OK) {
         session_free(s);
@@ -138,7 +140,6 @@ void session_free(session *s)
     block_release(s->logits);
     block_release(s->next_logits);
     free(s->layout.slots);
-    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
@@ -171,7 +172,9 @@ static colibri_status enter(session *s, colibri_message *message)
 {
     if (atomic_exchange(&s->busy, 1) != 0)
         return fail(message, COLIBRI_ERROR_BUSY,
-                    "session busy: another thread is inside it; wait for it, or use a session for each thread");
+                    s->process == getpid()
+                        ? "session busy: another thread is inside it; wait for it, or use a session for each thread"
+                        : "session busy: a thread was inside it when this process was forked off; make a session here");
     return COLIBRI_OK;
 }
 
@@ -205,9 +208,12 @@ static colibri_status prepare_logits(session *s, colibri_message *message)
     block *fresh;
     if (block_references(s->next_logits) == 1)
         return COLIBRI_OK;
-    TRY(block_create(s->layout.logits_bytes, &fresh, message));
-    block_release(s->next_logits);
+    TRY(block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &fresh, message));
+    instant_begin();
+    block *old = s->next_logits;
     s->next_logits = fresh;
+    instant_end();
+    block_release(old);
     return COLIBRI_OK;
 }
 
@@ -215,7 +221,7 @@ static colibri_status prepare_logits(session *s, colibri_message *message)
 static void publish(session *s)
 {
     int64_t *pass = session_passes(s) + 2 * s->n_passes;
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     pass[0] = s->pass_start;
     pass[1] = s->pass_start + s->pass_tokens;
     s->n_tokens += s->pass_tokens;
@@ -224,7 +230,7 @@ static void publish(session *s)
     s->logits = s->next_logits;
     s->next_logits = old;
     s->has_logits = true;
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
 }
 
 colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
@@ -288,7 +294,7 @@ static int64_t passes_up_to(const session *s, int64_t n_tokens, int64_t *stop)
 /* Rows are abandoned in place when nobody looks; a reader that comes a moment later sees only the kept ones. */
 static bool abandon_in_place(session *s, int64_t n_tokens, int64_t n_passes)
 {
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     bool in_place = block_references(s->tape) == 1;
     if (in_place) {
         s->n_tokens = n_tokens;
@@ -296,7 +302,7 @@ static bool abandon_in_place(session *s, int64_t n_tokens, int64_t n_passes)
         s->n_truncations++;
         s->has_logits = false;
     }
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
     return in_place;
 }
 
@@ -312,9 +318,9 @@ static colibri_status truncate_rows(session *s, int64_t n_tokens, colibri_messag
         return COLIBRI_OK;
 
     block *fresh;
-    TRY(block_create(s->layout.tape_bytes, &fresh, message));
+    TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &fresh, message));
     int64_t copied = copy_rows(s, fresh, n_tokens, n_passes);
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     block *old = s->tape;
     s->tape = fresh;
     s->n_tokens = n_tokens;
@@ -322,7 +328,7 @@ static colibri_status truncate_rows(session *s, int64_t n_tokens, colibri_messag
     s->n_truncations++;
     s->has_logits = false;
     s->copied_bytes += copied;
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
     block_release(old);
     return COLIBRI_OK;
 }
@@ -339,38 +345,47 @@ colibri_status session_truncate(session *s, int64_t n_tokens, colibri_message *m
 
 void session_length(session *s, int64_t *n_tokens, int64_t *n_passes)
 {
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     *n_tokens = s->n_tokens;
     *n_passes = s->n_passes;
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
 }
 
 int64_t session_truncations(session *s)
 {
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     int64_t n = s->n_truncations;
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
     return n;
 }
 
 void session_pass(session *s, int64_t pass, int64_t *start, int64_t *stop)
 {
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     bool exists = pass >= 0 && pass < s->n_passes;
     *start = exists ? session_passes(s)[2 * pass] : 0;
     *stop = exists ? session_passes(s)[2 * pass + 1] : 0;
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
 }
 
 colibri_session_memory session_memory(session *s)
 {
     const layout *p = &s->layout;
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     int64_t copied = s->copied_bytes;
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
     return (colibri_session_memory){.reserved = p->tape_bytes + p->scratch_bytes + 2 * p->logits_bytes,
                                     .tape = p->tape_bytes,
                                     .kv_cache = p->kv_bytes,
                                     .scratch = p->scratch_bytes,
                                     .copied_bytes = copied};
+}
+
+void session_blocks(session *s, colibri_block out[COLIBRI_SESSION_BLOCKS])
+{
+    instant_begin();
+    const block *blocks[COLIBRI_SESSION_BLOCKS] = {s->tape, s->scratch, s->logits, s->next_logits};
+    for (int i = 0; i < COLIBRI_SESSION_BLOCKS; i++)
+        out[i] = block_describe(blocks[i]);
+    instant_end();
 }

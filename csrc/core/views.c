@@ -1,5 +1,6 @@
 #include "views.h"
 
+#include "../utils/instant.h"
 #include "capture.h"
 
 colibri_status tap_check(const config *c, size_t kind, int64_t layer, int64_t expert, colibri_message *message)
@@ -65,7 +66,7 @@ static colibri_array view_heads(const session *s, tap t, int64_t layer, int64_t 
                            .strides = {s->layout.max_tokens * p->row_bytes, p->row_bytes, (int64_t)sizeof(float)}};
 }
 
-/* pass is -1 for all of them. The lock is held. */
+/* pass is -1 for all of them. Within an instant. */
 static colibri_array view_tap(const session *s, tap t, int64_t layer, int64_t expert, int64_t pass)
 {
     int64_t k = s->model->config.top_k, n_experts = s->model->config.num_experts;
@@ -95,7 +96,7 @@ colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t exper
     if (!session_keeps(s, t, layer))
         return fail_not_captured(t, layer, expert, message);
 
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     int64_t n_passes = s->n_passes;
     bool exists = pass >= -1 && pass < n_passes;
     if (exists) {
@@ -103,7 +104,7 @@ colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t exper
         *holder = s->tape;
         block_retain(s->tape);
     }
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
     return exists ? COLIBRI_OK
                   : fail(message, COLIBRI_ERROR_ARGUMENT, "pass %lld does not exist; the session has %lld", (long long)pass,
                          (long long)n_passes);
@@ -112,7 +113,7 @@ colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t exper
 colibri_status session_logits(session *s, colibri_array *array, block **holder, colibri_message *message)
 {
     bool in_tape = session_keeps(s, TAP_LOGITS, 0);
-    pthread_mutex_lock(&s->lock);
+    instant_begin();
     int64_t n_tokens = s->n_tokens;
     bool there = in_tape ? n_tokens > 0 : s->has_logits;
     if (there) {
@@ -123,7 +124,7 @@ colibri_status session_logits(session *s, colibri_array *array, block **holder, 
         if (in_tape)
             array->data = view_rows(s, TAP_LOGITS, 0, n_tokens - 1, n_tokens).data;
     }
-    pthread_mutex_unlock(&s->lock);
+    instant_end();
     if (there)
         return COLIBRI_OK;
     return n_tokens == 0 ? fail(message, COLIBRI_ERROR_ARGUMENT, "there are no logits yet: the session has no token")

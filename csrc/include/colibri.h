@@ -88,6 +88,25 @@ typedef struct colibri_census {
 colibri_status colibri_array_widen(const colibri_array *array, float *out, colibri_message *message);
 colibri_status colibri_array_census(const colibri_array *array, colibri_census *out, colibri_message *message);
 
+/* Anonymous memory of the engine, one mapping each. */
+typedef enum colibri_page_kind {
+    COLIBRI_PAGES_PLAIN = 0, /* the system's ordinary pages */
+    COLIBRI_PAGES_MADVISE,   /* transparent huge pages, where the system has them when a page is first written */
+    COLIBRI_PAGES_HUGETLB    /* from the system's pool of huge pages, all taken when the block was made */
+} colibri_page_kind;
+
+typedef struct colibri_block {
+    const void *data;
+    int64_t n_bytes;        /* planned */
+    int64_t n_mapped;       /* n_bytes rounded up to whole pages */
+    colibri_page_kind pages;
+    int64_t page_bytes;     /* of these pages */
+    const char *why;        /* a phrase: why these pages and no others. Lives forever */
+} colibri_block;
+
+/* Mappings that the system refused to take back, since the process began: how many and their bytes. Both should be 0. */
+void colibri_failed_unmaps(int64_t *count, int64_t *n_bytes);
+
 /* ---- 3. model -------------------------------------------------------------------------------------------------------------- */
 
 typedef struct colibri_model colibri_model;
@@ -151,6 +170,20 @@ colibri_weight colibri_model_weight(const colibri_model *model, size_t index);
 size_t colibri_model_unused_count(const colibri_model *model);
 const char *colibri_model_unused(const colibri_model *model, size_t index);
 
+/* Where the weight files are mapped. */
+typedef struct colibri_file {
+    const char *path; /* lives as long as the model */
+    const void *data; /* NULL when the file is empty */
+    int64_t n_bytes;
+} colibri_file;
+
+size_t colibri_model_file_count(const colibri_model *model);
+colibri_file colibri_model_file(const colibri_model *model, size_t index);
+
+/* Every block of this model's sessions that is alive, also those that only leases still keep: writes up to `capacity` and returns
+ * how many there are. */
+size_t colibri_model_blocks(const colibri_model *model, colibri_block *out, size_t capacity);
+
 /* ---- 4. session ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct colibri_session colibri_session;
@@ -168,7 +201,7 @@ typedef struct colibri_session_options {
     const char *const *capture; /* "none", "routing", "moe", "all" or tap paths with '*'; several are joined */
     size_t n_capture;           /* 0 = {"routing"} */
     int64_t max_tokens;         /* 0 = min(max_position_embeddings, what half of the available memory holds) */
-    int threads;                /* 0 = as many as affinity and cgroup quota give */
+    int threads;                /* 0 = as many as this process may use; more than that would only take turns and are not made */
     colibri_gate_mode gate_mode;
 } colibri_session_options;
 
@@ -193,7 +226,8 @@ int64_t colibri_session_max_tokens(const colibri_session *session);
 int64_t colibri_session_pass_count(const colibri_session *session);
 int64_t colibri_session_truncations(const colibri_session *session); /* how often rows were abandoned: passes of before may be gone */
 void colibri_session_pass(const colibri_session *session, int64_t pass, int64_t *start, int64_t *stop);
-int colibri_session_threads(const colibri_session *session); /* effective */
+int colibri_session_threads(const colibri_session *session);       /* effective */
+int colibri_session_threads_asked(const colibri_session *session); /* as in the options */
 
 typedef struct colibri_session_memory {
     int64_t reserved;     /* bytes of address space planned for this session */
@@ -204,6 +238,9 @@ typedef struct colibri_session_memory {
 } colibri_session_memory;
 
 colibri_session_memory colibri_session_memory_use(const colibri_session *session);
+
+enum { COLIBRI_SESSION_BLOCKS = 4 }; /* the tape, scratch, and the logits of the last pass and of the next */
+void colibri_session_blocks(const colibri_session *session, colibri_block out[COLIBRI_SESSION_BLOCKS]);
 
 /* ---- 5. taps --------------------------------------------------------------------------------------------------------------- */
 
@@ -262,7 +299,16 @@ colibri_status colibri_session_logits(colibri_session *session, colibri_array *a
 const char *colibri_isa(void);
 size_t colibri_isa_count(void);              /* paths that this build and this CPU can run, best first */
 const char *colibri_isa_name(size_t index);
-int colibri_default_threads(void);
+
+/* CPUs that this process may use: its affinity, or the quota of its control group when that is less; the environment variable
+ * COLIBRI_CPUS overrides both. */
+typedef struct colibri_cpus {
+    int count;         /* 1 to COLIBRI_MAX_THREADS */
+    const char *limit; /* what says so: "this machine", "affinity", "cgroup quota" or "COLIBRI_CPUS" */
+} colibri_cpus;
+
+colibri_cpus colibri_usable_cpus(void);
+int colibri_default_threads(void); /* one for each of these CPUs */
 const char *colibri_version(void);
 
 #if defined(__GNUC__)

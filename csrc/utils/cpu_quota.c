@@ -11,6 +11,12 @@
 
 #include "threads.h"
 
+static int online_count(void)
+{
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online < 1 ? 1 : online > COLIBRI_MAX_THREADS ? COLIBRI_MAX_THREADS : (int)online;
+}
+
 static int affinity_count(void)
 {
 #if defined(__linux__)
@@ -22,11 +28,10 @@ static int affinity_count(void)
         int count = sched_getaffinity(0, n_bytes, set) == 0 ? CPU_COUNT_S(n_bytes, set) : 0;
         CPU_FREE(set);
         if (count > 0)
-            return count;
+            return count > COLIBRI_MAX_THREADS ? COLIBRI_MAX_THREADS : count;
     }
 #endif
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online < 1 ? 1 : online > COLIBRI_MAX_THREADS ? COLIBRI_MAX_THREADS : (int)online;
+    return online_count();
 }
 
 static bool read_line(const char *folder, const char *group, const char *file, char *line, int size)
@@ -110,10 +115,21 @@ int threads_cgroup_quota(const char *membership, const char *mount)
     return tightest == 0 ? 0 : tightest < 1 ? 1 : tightest > COLIBRI_MAX_THREADS ? COLIBRI_MAX_THREADS : (int)tightest;
 }
 
-int threads_default_count(void)
+colibri_status threads_usable_cpus(colibri_cpus *out, colibri_message *message)
 {
-    int count = affinity_count(), quota = threads_cgroup_quota("/proc/self/cgroup", "/sys/fs/cgroup");
-    if (quota > 0 && quota < count)
-        count = quota;
-    return count > COLIBRI_MAX_THREADS ? COLIBRI_MAX_THREADS : count;
+    int affinity = affinity_count(), quota = threads_cgroup_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+    *out = (colibri_cpus){affinity, affinity < online_count() ? "affinity" : "this machine"};
+    if (quota > 0 && quota < affinity)
+        *out = (colibri_cpus){quota, "cgroup quota"};
+
+    const char *text = getenv("COLIBRI_CPUS");
+    if (text == NULL || *text == '\0')
+        return COLIBRI_OK;
+    char *end;
+    long count = strtol(text, &end, 10);
+    if (*end != '\0' || count < 1 || count > COLIBRI_MAX_THREADS)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "COLIBRI_CPUS is \"%.40s\"; it can be 1 to %d, the CPUs to count as ours", text,
+                    COLIBRI_MAX_THREADS);
+    *out = (colibri_cpus){(int)count, "COLIBRI_CPUS"};
+    return COLIBRI_OK;
 }

@@ -1,5 +1,6 @@
 #include "mapfile.h"
 #include "mapguard.h"
+#include "pages.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -66,13 +67,13 @@ colibri_status mapfile_open(const char *path, mapfile *file, colibri_message *me
     char *copy = malloc(length);
     if (copy == NULL) {
         if (data != NULL)
-            munmap(data, (size_t)info.st_size);
+            pages_give_back(data, (size_t)info.st_size);
         return fail(message, COLIBRI_ERROR_MEMORY, "%s: no memory for its name", path);
     }
     memcpy(copy, path, length);
     colibri_status guarded = data != NULL ? mapguard_add(data, (int64_t)info.st_size, message) : COLIBRI_OK;
     if (guarded != COLIBRI_OK) {
-        munmap(data, (size_t)info.st_size);
+        pages_give_back(data, (size_t)info.st_size);
         free(copy);
         return guarded;
     }
@@ -84,7 +85,7 @@ void mapfile_close(mapfile *file)
 {
     if (file->data != NULL) {
         mapguard_remove(file->data);
-        munmap((void *)(uintptr_t)file->data, (size_t)file->n_bytes);
+        pages_give_back((void *)(uintptr_t)file->data, (size_t)file->n_bytes);
     }
     free(file->path);
     memset(file, 0, sizeof *file);

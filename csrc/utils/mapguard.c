@@ -3,8 +3,8 @@
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "mapguard.h"
 #include "atomics.h"
+#include "instant.h"
 
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -18,8 +18,7 @@ typedef struct guarded {
 } guarded;
 
 static guarded *first_guarded;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards additions, n_inside and the two fields below */
-static int64_t n_inside;
+static int64_t n_inside; /* this, the fields below and additions to the list: within an instant (instant.h) */
 static struct sigaction previous;
 static uintptr_t page_size;
 
@@ -58,7 +57,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
 colibri_status mapguard_add(const void *data, int64_t n_bytes, colibri_message *message)
 {
     colibri_status status = COLIBRI_OK;
-    pthread_mutex_lock(&lock);
+    instant_begin();
     guarded *g = first_guarded;
     while (g != NULL && g->begin != 0)
         g = g->next;
@@ -73,22 +72,22 @@ colibri_status mapguard_add(const void *data, int64_t n_bytes, colibri_message *
     } else {
         status = fail(message, COLIBRI_ERROR_MEMORY, "no memory for %zu bytes of bookkeeping for a mapped file", sizeof *g);
     }
-    pthread_mutex_unlock(&lock);
+    instant_end();
     return status;
 }
 
 void mapguard_remove(const void *data)
 {
-    pthread_mutex_lock(&lock);
+    instant_begin();
     for (guarded *g = first_guarded; g != NULL; g = g->next)
         if (g->begin == (uintptr_t)data)
             atomic_store_release(&g->begin, 0);
-    pthread_mutex_unlock(&lock);
+    instant_end();
 }
 
 void mapguard_enter(void)
 {
-    pthread_mutex_lock(&lock);
+    instant_begin();
     if (n_inside++ == 0) {
         struct sigaction ours = {0};
         page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -97,19 +96,19 @@ void mapguard_enter(void)
         sigemptyset(&ours.sa_mask);
         sigaction(SIGBUS, &ours, &previous);
     }
-    pthread_mutex_unlock(&lock);
+    instant_end();
 }
 
 void mapguard_leave(void)
 {
-    pthread_mutex_lock(&lock);
+    instant_begin();
     if (--n_inside == 0) {
         struct sigaction current;
         sigaction(SIGBUS, NULL, &current);
         if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == on_bus_error) /* else somebody came after us: leave theirs */
             sigaction(SIGBUS, &previous, NULL);
     }
-    pthread_mutex_unlock(&lock);
+    instant_end();
 }
 
 bool mapguard_lost(const void *data)

@@ -1,43 +1,60 @@
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS and MAP_NORESERVE are not in POSIX.1-2008 */
-#define _DARWIN_C_SOURCE
-
 #include "memory.h"
 
-#include "atomics.h"
-
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "atomics.h"
+#include "instant.h"
+#include "pages.h"
+#include "system_file.h"
+
 struct block {
-    unsigned char *data;
-    int64_t n_bytes;  /* as asked for */
-    size_t n_mapped;  /* rounded up to whole pages: what munmap wants */
-    int64_t references;
+    pages pages;
+    int64_t n_bytes;    /* as asked for */
+    int64_t references; /* atomic */
+    const void *owner;
+    block *previous, *next; /* in the list of all blocks, which instant.h guards */
 };
 
-colibri_status block_create(int64_t n_bytes, block **out, colibri_message *message)
+static block *first_block;
+
+static void enlist(block *b)
+{
+    instant_begin();
+    b->next = first_block;
+    if (first_block != NULL)
+        first_block->previous = b;
+    first_block = b;
+    instant_end();
+}
+
+static void strike(block *b)
+{
+    instant_begin();
+    if (b->next != NULL)
+        b->next->previous = b->previous;
+    *(b->previous != NULL ? &b->previous->next : &first_block) = b->next;
+    instant_end();
+}
+
+colibri_status block_create(int64_t n_bytes, block_use use, const void *owner, block **out, colibri_message *message)
 {
     *out = NULL;
-    int64_t page = (int64_t)sysconf(_SC_PAGESIZE);
-    if (n_bytes < 0 || n_bytes > INT64_MAX - page || (uint64_t)n_bytes > SIZE_MAX - (uint64_t)page)
-        return fail(message, COLIBRI_ERROR_MEMORY, "a block of %lld bytes is more than this machine can address",
-                    (long long)n_bytes);
-    size_t n_mapped = n_bytes == 0 ? (size_t)page : (size_t)((n_bytes + page - 1) / page * page);
-    block *b = malloc(sizeof *b);
+    block *b = calloc(1, sizeof *b);
     if (b == NULL)
         return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a block's record");
-    void *data = mmap(NULL, n_mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) {
-        int error = errno;
+    colibri_status status = pages_map(n_bytes, use == BLOCK_WORK, &b->pages, message);
+    if (status != COLIBRI_OK) {
         free(b);
-        return fail(message, COLIBRI_ERROR_MEMORY, "%lld bytes cannot be reserved: %s", (long long)n_bytes, strerror(error));
+        return status;
     }
-    *b = (block){data, n_bytes, n_mapped, 1};
+    b->n_bytes = n_bytes;
+    b->references = 1;
+    b->owner = owner;
+    enlist(b);
     *out = b;
     return COLIBRI_OK;
 }
@@ -51,7 +68,8 @@ void block_release(block *b)
 {
     if (b == NULL || atomic_add(&b->references, -1) != 0)
         return;
-    munmap(b->data, b->n_mapped);
+    strike(b);
+    pages_unmap(&b->pages);
     free(b);
 }
 
@@ -62,12 +80,29 @@ int64_t block_references(const block *b)
 
 unsigned char *block_data(block *b)
 {
-    return b->data;
+    return b->pages.data;
 }
 
 int64_t block_bytes(const block *b)
 {
     return b->n_bytes;
+}
+
+colibri_block block_describe(const block *b)
+{
+    const pages *p = &b->pages;
+    return (colibri_block){p->data, b->n_bytes, p->n_bytes, p->kind, p->page_bytes, p->why};
+}
+
+size_t blocks_of(const void *owner, colibri_block *out, size_t capacity)
+{
+    size_t n = 0;
+    instant_begin();
+    for (const block *b = first_block; b != NULL; b = b->next)
+        if (b->owner == owner && n++ < capacity)
+            out[n - 1] = block_describe(b);
+    instant_end();
+    return n;
 }
 
 int64_t plan_take(plan *p, int64_t count, int64_t element_size)
@@ -85,26 +120,6 @@ int64_t plan_take(plan *p, int64_t count, int64_t element_size)
 
 /* ---- how much memory is left ---- */
 
-/* The number after `key` (at the start of a line; NULL: the file holds one number) or -1. "max" and absent files give -1. */
-static int64_t read_number(const char *path, const char *key)
-{
-    FILE *file = fopen(path, "r");
-    if (file == NULL)
-        return -1;
-    char line[256];
-    int64_t number = -1;
-    size_t length = key == NULL ? 0 : strlen(key);
-    while (number < 0 && fgets(line, sizeof line, file) != NULL) {
-        long long value;
-        if ((key == NULL || strncmp(line, key, length) == 0) && sscanf(line + length, "%lld", &value) == 1)
-            number = (int64_t)value;
-        if (key == NULL)
-            break;
-    }
-    fclose(file);
-    return number;
-}
-
 static int64_t smaller(int64_t a, int64_t b) /* -1: unknown */
 {
     return a < 0 ? b : b < 0 ? a : a < b ? a : b;
@@ -115,13 +130,13 @@ static int64_t cgroup_headroom(const char *folder, const char *limit_name, const
 {
     char path[1200];
     snprintf(path, sizeof path, "%s/%s", folder, limit_name);
-    int64_t limit = read_number(path, NULL);
+    int64_t limit = system_number(path, NULL);
     snprintf(path, sizeof path, "%s/%s", folder, use_name);
-    int64_t use = read_number(path, NULL);
+    int64_t use = system_number(path, NULL);
     if (limit < 0 || use < 0)
         return -1;
     snprintf(path, sizeof path, "%s/memory.stat", folder);
-    int64_t inactive = read_number(path, stat_key);
+    int64_t inactive = system_number(path, stat_key);
     int64_t headroom = limit - use + (inactive > 0 ? inactive : 0);
     return headroom < 0 ? 0 : headroom > limit ? limit : headroom;
 }
@@ -194,7 +209,7 @@ static int64_t limits_available(void)
 
 int64_t memory_available(void)
 {
-    int64_t kilobytes = read_number("/proc/meminfo", "MemAvailable:");
+    int64_t kilobytes = system_number("/proc/meminfo", "MemAvailable:");
     int64_t available = smaller(kilobytes < 0 ? -1 : kilobytes * 1024, smaller(cgroup_available(), limits_available()));
 #ifdef _SC_PHYS_PAGES
     if (available < 0) /* no /proc: what the machine has */

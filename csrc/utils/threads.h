@@ -19,7 +19,10 @@ colibri_status threads_create(int count, threads **pool, colibri_message *messag
 void threads_free(threads *pool);                                                    /* accepts NULL */
 int threads_count(const threads *pool);
 void threads_run(threads *pool, threads_work work, void *argument, int64_t n);
-int threads_default_count(void); /* from affinity and cgroup quota, 1 to COLIBRI_MAX_THREADS */
+
+/* How many CPUs this process may use, 1 to COLIBRI_MAX_THREADS, and what says so. COLIBRI_CPUS in the environment speaks before
+ * affinity and quota; what is no such number is refused, and *out then tells what the system says. */
+colibri_status threads_usable_cpus(colibri_cpus *out, colibri_message *message);
 
 /* CPUs, rounded down but at least 1, that the control groups named in `membership` (as /proc/self/cgroup) grant under `mount`; 0
  * = no limit. The tightest group from there to the root counts. Versions 1 and 2. */

@@ -73,6 +73,7 @@ static void digest(const char *path)
 
 int main(int argc, char **argv)
 {
+    CHECK(setenv("COLIBRI_CPUS", "16", 1) == 0); /* as many threads as are asked for below */
     printf("%s\n", colibri_isa());
     for (int i = 1; i < argc; i++)
         digest(argv[i]);

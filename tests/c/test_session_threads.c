@@ -1,5 +1,6 @@
 /* One thread is inside a session at a time; a pass that is stopped, or whose weights file is cut, leaves the session as it was. */
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -183,11 +184,87 @@ static void test_H1_sessions_of_one_model_are_independent(void)
     tiny_close(m, &t);
 }
 
+typedef struct forker {
+    colibri_session *session;
+    pid_t child;
+} forker;
+
+static void *fork_one(void *argument)
+{
+    forker *f = argument;
+    f->child = fork();
+    if (f->child != 0)
+        return NULL;
+    alarm(20); /* a hang ends the child by a signal */
+    colibri_message message;
+    CHECK(colibri_session_feed(f->session, (int32_t[]){1}, 1, NULL, NULL, &message) == COLIBRI_ERROR_BUSY);
+    CHECK_MESSAGE_HAS(message, "make a session here");
+    CHECK(colibri_session_length(f->session) == 3 && colibri_session_memory_use(f->session).reserved > 0);
+    /* One thread: the thread sanitizer follows none that a child starts. The tests in Python start them. */
+    colibri_session *own = tiny_session(f->session->model, &(tiny_options){{"all"}, .threads = 1, .max_tokens = 8});
+    tiny_feed(own, (int32_t[]){1, 2, 3}, 3);
+    snapshot a = snapshot_take(own), b = snapshot_take(f->session);
+    snapshot_same(&a, &b, "in a child");
+    colibri_session_release(own);
+    _exit(0);
+}
+
+static int let_fork(void *user, double done)
+{
+    forker *f = user;
+    pthread_t thread;
+    (void)done;
+    if (f->child != 0)
+        return 0;
+    CHECK(pthread_create(&thread, NULL, fork_one, f) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    return 0;
+}
+
+static void test_a_child_forked_in_the_middle_of_a_pass_refuses_that_session_and_runs_its_own(void)
+{
+    tiny_checkpoint t = tiny_mixtral();
+    colibri_model *m = tiny_open(&t);
+    colibri_session *s = tiny_session(m, &(tiny_options){{"all"}, .threads = 2, .max_tokens = 8});
+    colibri_message message;
+    forker f = {.session = s};
+    int state;
+    tiny_feed(s, (int32_t[]){1, 2, 3}, 3);
+    CHECK_OK(colibri_session_feed(s, (int32_t[]){4, 5}, 2, let_fork, &f, &message), message);
+    CHECK(waitpid(f.child, &state, 0) == f.child && WIFEXITED(state) && WEXITSTATUS(state) == 0);
+    CHECK(colibri_session_length(s) == 5);
+    colibri_session_release(s);
+    tiny_close(m, &t);
+}
+
+static void test_H2_more_threads_than_cpus_are_asked_for_and_not_made(void)
+{
+    tiny_checkpoint t = tiny_mixtral();
+    colibri_model *m = tiny_open(&t);
+    colibri_session *s;
+    colibri_message message;
+    CHECK(setenv("COLIBRI_CPUS", "2", 1) == 0);
+    colibri_session_options o = {.size = sizeof o, .max_tokens = 8, .threads = 64};
+    CHECK_OK(colibri_session_create(m, &o, &s, &message), message);
+    CHECK(colibri_session_threads(s) == 2 && colibri_session_threads_asked(s) == 64);
+    colibri_session_release(s);
+    o.threads = 0;
+    CHECK_OK(colibri_session_create(m, &o, &s, &message), message);
+    CHECK(colibri_session_threads(s) == 2 && colibri_session_threads_asked(s) == 0);
+    colibri_session_release(s);
+    CHECK(setenv("COLIBRI_CPUS", "some", 1) == 0);
+    CHECK(colibri_session_create(m, &o, &s, &message) == COLIBRI_ERROR_ARGUMENT && s == NULL);
+    CHECK_MESSAGE_HAS(message, "COLIBRI_CPUS is \"some\"");
+    tiny_close(m, &t);
+}
+
 int main(void)
 {
     RUN(test_H1_a_second_thread_is_refused_and_may_read_closed_rows_meanwhile);
     RUN(test_G4_a_pass_stopped_anywhere_leaves_the_session_as_it_was);
     RUN(test_E1_a_weights_file_cut_under_a_pass_spoils_the_pass_and_nothing_else);
     RUN(test_H1_sessions_of_one_model_are_independent);
+    RUN(test_a_child_forked_in_the_middle_of_a_pass_refuses_that_session_and_runs_its_own);
+    RUN(test_H2_more_threads_than_cpus_are_asked_for_and_not_made);
     return 0;
 }

@@ -1,8 +1,9 @@
 /* test_threads.c: parts that cover everything once, in any number of runs, after sleep and after fork; and how many CPUs count as
  * ours. */
-#define _DEFAULT_SOURCE
+#define _GNU_SOURCE /* sched_setaffinity */
 #include "../../csrc/utils/threads.h"
 
+#include <sched.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -183,10 +184,44 @@ static void test_H2_the_quota_of_the_control_group_is_rounded_down(void)
     CHECK(threads_cgroup_quota("/no/such/file", root) == 0);
 }
 
-static void test_the_default_lies_between_one_and_the_ceiling(void)
+static colibri_cpus usable(void)
 {
-    CHECK(threads_default_count() >= 1 && threads_default_count() <= COLIBRI_MAX_THREADS);
-    CHECK(threads_default_count() <= sysconf(_SC_NPROCESSORS_CONF));
+    colibri_cpus cpus;
+    colibri_message message;
+    CHECK_OK(threads_usable_cpus(&cpus, &message), message);
+    return cpus;
+}
+
+static void test_H2_the_default_is_what_affinity_leaves_and_says_so(void)
+{
+    cpu_set_t all, one;
+    CHECK(unsetenv("COLIBRI_CPUS") == 0);
+    CHECK(usable().count >= 1 && usable().count <= sysconf(_SC_NPROCESSORS_CONF));
+    CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+    CPU_ZERO(&one);
+    for (int cpu = 0; CPU_COUNT(&one) == 0; cpu++)
+        if (CPU_ISSET(cpu, &all))
+            CPU_SET(cpu, &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    CHECK(usable().count == 1);
+    CHECK(sysconf(_SC_NPROCESSORS_ONLN) == 1 || strcmp(usable().limit, "affinity") == 0);
+    CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
+}
+
+static void test_H2_the_environment_overrides_both_and_a_wrong_number_is_refused(void)
+{
+    static const char *const wrong[] = {"0", "-1", "two", "2x", "257", "99999999999999999999"};
+    colibri_cpus cpus;
+    colibri_message message;
+    CHECK(setenv("COLIBRI_CPUS", "7", 1) == 0);
+    CHECK(usable().count == 7 && strcmp(usable().limit, "COLIBRI_CPUS") == 0);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        CHECK(setenv("COLIBRI_CPUS", wrong[i], 1) == 0);
+        CHECK(threads_usable_cpus(&cpus, &message) == COLIBRI_ERROR_ARGUMENT && cpus.count >= 1);
+        CHECK_MESSAGE_HAS(message, wrong[i]);
+        CHECK_MESSAGE_HAS(message, "1 to 256");
+    }
+    CHECK(unsetenv("COLIBRI_CPUS") == 0);
 }
 
 int main(void)
@@ -198,6 +233,7 @@ int main(void)
     RUN(test_counts_out_of_range_are_refused_with_the_range);
     RUN(test_a_forked_child_works_alone_and_frees_without_hanging);
     RUN(test_H2_the_quota_of_the_control_group_is_rounded_down);
-    RUN(test_the_default_lies_between_one_and_the_ceiling);
+    RUN(test_H2_the_default_is_what_affinity_leaves_and_says_so);
+    RUN(test_H2_the_environment_overrides_both_and_a_wrong_number_is_refused);
     return 0;
 }
