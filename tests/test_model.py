@@ -153,7 +153,7 @@ def test_weights_iterate_in_a_stated_order(folder: Path) -> None:
     with pytest.raises(lab.TapError, match=r"no weight 'layers\.0\.attn\.w'.*layers\.0\.attn\."):
         weights["layers.0.attn.w"]
     with pytest.raises(KeyError):
-        weights[0]  # type: ignore[index]
+        weights[0]
 
 
 def test_weights_lie_in_the_mapped_file(folder: Path) -> None:

@@ -115,7 +115,7 @@ class TestSpecialValues:
 
     def test_a_margin_of_something_else_is_refused(self) -> None:
         with pytest.raises(ArgumentError, match="'scores' or of 'logits', not 'gates'"):
-            routing.margin(synthetic_trace(1, 4, 2, 3), of="gates")  # type: ignore[arg-type]
+            routing.margin(synthetic_trace(1, 4, 2, 3), of="gates")
 
     def test_an_exact_tie_has_the_margin_zero(self) -> None:
         assert routing.margin(with_logits([[1.0, 2.0, 2.0, 2.0]], 2)).tolist() == [[0.0]]

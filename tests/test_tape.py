@@ -173,7 +173,7 @@ def test_an_unknown_path_names_the_nearest(session: lab.Session) -> None:
     with pytest.raises(KeyError):
         session.tape["layers.0"]
     with pytest.raises(lab.TapError, match="a tap path is a text"):
-        session.tape[0]  # type: ignore[index]
+        session.tape[0]
 
 
 def test_a_layer_or_expert_out_of_range_names_the_range(session: lab.Session) -> None:
@@ -240,7 +240,7 @@ def test_a_capture_of_patterns_keeps_what_it_names(model: lab.Model) -> None:
     with pytest.raises(lab.ArgumentError, match="routing"):
         model.session(capture="routin")
     with pytest.raises(lab.ArgumentError, match="all texts"):
-        model.session(capture=[3])  # type: ignore[list-item]
+        model.session(capture=[3])
 
 
 def test_a_tape_cannot_be_pickled_or_copied(session: lab.Session) -> None:

@@ -26,6 +26,17 @@ static outcome run(const char *arguments)
     return out;
 }
 
+/* Writes the checkpoint, runs the command line on it with `options`, removes it. */
+static outcome run_on(tiny_checkpoint t, const char *options)
+{
+    char arguments[512];
+    tiny_checkpoint_write(&t);
+    snprintf(arguments, sizeof arguments, "'%s' %s", t.folder, options);
+    outcome out = run(arguments);
+    tiny_checkpoint_remove(&t);
+    return out;
+}
+
 static int count(const char *text, const char *piece)
 {
     int n = 0;
@@ -36,12 +47,7 @@ static int count(const char *text, const char *piece)
 
 static void test_it_prints_experts_and_gates_of_every_moe_layer_and_the_largest_logits(void)
 {
-    tiny_checkpoint t = tiny_qwen2_moe();
-    char arguments[512];
-    tiny_checkpoint_write(&t);
-    snprintf(arguments, sizeof arguments, "'%s' --ids 1,2,3 --threads 2 --generate 4", t.folder);
-    outcome out = run(arguments);
-    tiny_checkpoint_remove(&t);
+    outcome out = run_on(tiny_qwen2_moe(), "--ids 1,2,3 --threads 2 --generate 4");
     CHECK(out.status == 0);
     CHECK(count(out.text, "layer 0\n") == 4 && count(out.text, "layer 1\n") == 0 && count(out.text, "layer 2\n") == 4);
     CHECK(count(out.text, "(id 3):") >= 2 && count(out.text, "logits:") == 4);
@@ -94,23 +100,13 @@ static void test_wrong_arguments_are_named_and_the_usage_is_shown(void)
 
 static void test_an_id_outside_the_vocabulary_is_refused(void)
 {
-    tiny_checkpoint t = tiny_mixtral();
-    char arguments[512];
-    tiny_checkpoint_write(&t);
-    snprintf(arguments, sizeof arguments, "'%s' --ids 1,50", t.folder);
-    outcome out = run(arguments);
-    tiny_checkpoint_remove(&t);
+    outcome out = run_on(tiny_mixtral(), "--ids 1,50");
     CHECK(out.status == 1 && strstr(out.text, "token id 50 at index 1") != NULL);
 }
 
 static void test_output_that_cannot_be_written_is_a_failure(void)
 {
-    tiny_checkpoint t = tiny_mixtral();
-    char arguments[512];
-    tiny_checkpoint_write(&t);
-    snprintf(arguments, sizeof arguments, "'%s' --ids 1 > /dev/full", t.folder);
-    outcome out = run(arguments);
-    tiny_checkpoint_remove(&t);
+    outcome out = run_on(tiny_mixtral(), "--ids 1 > /dev/full");
     CHECK(out.status == 1);
 }
 

@@ -93,9 +93,9 @@ class TestWhatItTakes:
             def session(self) -> None: ...
 
         with pytest.raises(ArgumentError, match=r"not Model; make a session of it: model\.session\(\)"):
-            RoutingExplorer(Model())  # type: ignore[arg-type]
+            RoutingExplorer(Model())
         with pytest.raises(ArgumentError, match="takes a session or a trace, not str"):
-            RoutingExplorer("run.safetensors")  # type: ignore[arg-type]
+            RoutingExplorer("run.safetensors")
 
     def test_a_trace_without_expert_ids_is_refused_with_the_capture_to_ask_for(self) -> None:
         """Nothing could be drawn."""
@@ -133,8 +133,8 @@ class TestMessages:
     def test_a_failing_request_is_shown_in_the_view_and_raised_by_handle(self, explorer: RoutingExplorer) -> None:
         """The status carries the sentence and the traceback."""
         with pytest.raises(ArgumentError, match="not known: 'dance'"):
-            explorer.handle({"kind": "dance", "version": 1})  # type: ignore[typeddict-item]
-        explorer._on_message(explorer, {"kind": "dance", "version": 1}, [])  # type: ignore[typeddict-item]
+            explorer.handle({"kind": "dance", "version": 1})
+        explorer._on_message(explorer, {"kind": "dance", "version": 1}, [])
         assert explorer._status["state"] == "error"
         assert explorer._status["text"].endswith("'dance'. Nothing was changed.")
         assert "ArgumentError" in explorer._status["traceback"]
@@ -373,7 +373,7 @@ class TestLeavingNothingBehind:
         """The run's last step ends after close; its trace is not shown, nor kept."""
         session = FakeSession()
         explorer = RoutingExplorer(session)
-        session.trace = lambda: explorer.close() or synthetic_trace(4, 8, 2, 3)  # type: ignore[method-assign,func-returns-value]
+        session.trace = lambda: explorer.close() or synthetic_trace(4, 8, 2, 3)
         explorer.run("abc")
         assert repr(explorer) == "<RoutingExplorer, closed>"
 

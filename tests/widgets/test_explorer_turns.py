@@ -72,7 +72,7 @@ def test_generating_ends_when_another_thread_adds_tokens(monkeypatch: pytest.Mon
             session.tokens = 10
             raise BusyError("session busy: another call is inside it")
 
-    session.enter = refused_while_another_feeds  # type: ignore[method-assign]
+    session.enter = refused_while_another_feeds
     with pytest.raises(BusyError, match="another call changed the session"):
         explorer.generate(4)
     assert session.tokens == 10 and explorer._status["text"].endswith("2 new tokens are kept.")
