@@ -16,13 +16,13 @@
 #include "../../csrc/utils/threads.h"
 #include "fma_peak.h"
 
-enum { MAX_ROWS = 64, WIDE = 3584, NARROW = 1024 };
+enum { MAX_ROWS = MATMUL_ROWS, WIDE = 3584, NARROW = 1024, ROOM = MATMUL_SUMS + MAX_ROWS * WIDE };
 
 typedef struct job {
     const kernels *k;
     matrix w;
     const float *x;
-    float *out;
+    float *room, *out; /* room: of each thread, for packed rows and sums */
     int64_t rows, fma_rounds;
     volatile float sink[COLIBRI_MAX_THREADS];
 } job;
@@ -35,8 +35,9 @@ static double now(void) {
 
 static void multiply(void *argument, int64_t first, int64_t last, int thread) {
     const job *j = argument;
-    (void)thread;
-    j->k->matmul(j->out, j->w.rows, j->x, j->w.cols, j->rows, &j->w, NULL, first, last);
+    float *sums = j->room + thread * ROOM, *packed = sums + MATMUL_SUMS;
+    if (j->rows > 1) j->k->pack(packed, j->x, j->w.cols, j->rows, j->w.cols);
+    j->k->matmul(j->out, j->w.rows, j->rows > 1 ? packed : j->x, j->rows, &j->w, NULL, first, last, sums);
 }
 
 static void fma_only(void *argument, int64_t first, int64_t last, int thread) {
@@ -91,7 +92,8 @@ int main(int argc, char **argv) {
     const size_t n_bytes = (size_t)atol(argv[2]) << 20;
     unsigned char *weights = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     float *x = malloc(sizeof(float) * MAX_ROWS * WIDE), *out = malloc(sizeof(float) * MAX_ROWS * WIDE);
-    if (weights == MAP_FAILED || x == NULL || out == NULL) {
+    float *room = malloc(sizeof(float) * ROOM * (size_t)threads_count(pool));
+    if (weights == MAP_FAILED || x == NULL || out == NULL || room == NULL) {
         fprintf(stderr, "no memory\n");
         return 1;
     }
@@ -99,7 +101,7 @@ int main(int argc, char **argv) {
     madvise(weights, n_bytes, MADV_NOHUGEPAGE);
 #endif
     for (size_t i = 0; i < (size_t)MAX_ROWS * WIDE; i++) x[i] = (float)(i % 17) * 0.125f - 1.0f;
-    job j = {.k = kernels_in_force(), .x = x, .out = out};
+    job j = {.k = kernels_in_force(), .x = x, .room = room, .out = out};
     for (int d = 0; d < 2; d++) {
         measure(pool, &j, weights, n_bytes, d ? COLIBRI_BF16 : COLIBRI_F32, NARROW, atof(argv[3]));
         measure(pool, &j, weights, n_bytes, d ? COLIBRI_BF16 : COLIBRI_F32, WIDE, atof(argv[3]));

@@ -1,6 +1,7 @@
 #include "layout.h"
 
 #include "../utils/memory.h"
+#include "machine.h"
 #include "router.h"
 
 static int64_t rows_for(const config *c, tap t, int64_t n_tokens, int64_t n_passes)
@@ -93,6 +94,8 @@ static void plan_scratch(const config *c, const bool *kept, int n_threads, layou
     out->gate = plan_take(&scratch, FFN_ROWS, width * f32);
     out->up = plan_take(&scratch, FFN_ROWS, width * f32);
     out->hidden = plan_take(&scratch, FFN_ROWS, width * f32);
+    out->room_floats = machine_room(larger(larger(c->hidden_size, c->num_attention_heads * c->head_dim), width));
+    out->room = plan_take(&scratch, n_threads, out->room_floats * f32);
     out->scratch_bytes = scratch.n_bytes;
 }
 

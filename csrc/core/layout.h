@@ -34,6 +34,7 @@ typedef struct layout {
     int64_t places;             /* [T, k] int64: packed row of each choice */
     int64_t router;             /* [threads] router_scratch() */
     int64_t gate, up, hidden;   /* [FFN_ROWS, widest feed-forward network] */
+    int64_t room, room_floats;  /* [threads, room_floats] machine_room() */
 } layout;
 
 /* Fills *out but for `slots`, which the caller gives, for the taps marked in kept (capture.h).

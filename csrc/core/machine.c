@@ -10,11 +10,8 @@
  * emulated. */
 #define WORK_PER_LOOK ((int64_t)1 << 22)
 
-/* Blocks of a matrix product: 64 rows of x share one sweep over some weight rows, few enough that a block is short (see above)
- * and the weight rows stay in cache for the next 64 rows of x; at least 12, so that the kernels' register tiles fill. */
-#define BLOCK_TOKENS 64
-#define BLOCK_OUTPUTS_MIN 12
-#define BLOCK_OUTPUTS_MAX 96
+/* A matrix product in blocks: few enough outputs that a block is short (see above), but whole groups of the kernel's. */
+#define BLOCK_OUTPUTS_MAX ((int64_t)4 * MATMUL_GROUP)
 
 /* Waking a sleeping thread costs some microseconds, which is about this many multiply-adds. */
 #define SERIAL_BELOW ((int64_t)1 << 16)
@@ -85,22 +82,24 @@ void machine_run(machine *m, threads_work work, void *argument, int64_t n, int64
 
 /* ---- linear maps ----------------------------------------------------------------------------------------------------------- */
 
+int64_t machine_room(int64_t cols)
+{
+    return packed_floats(MATMUL_ROWS, cols) + MATMUL_SUMS;
+}
+
 bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
                     const matrix *bias, int64_t first, int64_t last)
 {
-    int64_t cost = (n < BLOCK_TOKENS ? n : BLOCK_TOKENS) * w->cols; /* of one output over one block of tokens */
-    int64_t outputs = cost > 0 ? WORK_PER_LOOK / cost : BLOCK_OUTPUTS_MAX;
-    if (outputs < BLOCK_OUTPUTS_MIN)
-        outputs = BLOCK_OUTPUTS_MIN;
-    if (outputs > BLOCK_OUTPUTS_MAX)
-        outputs = BLOCK_OUTPUTS_MAX;
-
-    for (int64_t r = first; r < last; r += outputs) {
-        int64_t r_end = r + outputs < last ? r + outputs : last;
-        for (int64_t t = 0; t < n; t += BLOCK_TOKENS) {
-            int64_t rows = t + BLOCK_TOKENS < n ? BLOCK_TOKENS : n - t;
-            m->kernels->matmul(out + t * out_stride, out_stride, x + t * w->cols, w->cols, rows, w, bias, r, r_end);
-            if (!machine_go_on(m, thread, rows * (r_end - r) * w->cols))
+    float *sums = m->room == NULL ? NULL : m->room + thread * m->room_floats, *packed = sums == NULL ? NULL : sums + MATMUL_SUMS;
+    for (int64_t t = 0; t < n; t += MATMUL_ROWS) {
+        int64_t rows = t + MATMUL_ROWS < n ? MATMUL_ROWS : n - t, outputs = WORK_PER_LOOK / (rows * w->cols);
+        outputs = outputs < MATMUL_GROUP ? MATMUL_GROUP : outputs > BLOCK_OUTPUTS_MAX ? BLOCK_OUTPUTS_MAX : outputs / MATMUL_GROUP * MATMUL_GROUP;
+        if (rows > 1)
+            m->kernels->pack(packed, x + t * w->cols, w->cols, rows, w->cols);
+        for (int64_t r = first; r < last; r += outputs) {
+            int64_t end = r + outputs < last ? r + outputs : last;
+            m->kernels->matmul(out + t * out_stride, out_stride, rows > 1 ? packed : x + t * w->cols, rows, w, bias, r, end, sums);
+            if (!machine_go_on(m, thread, rows * (end - r) * w->cols))
                 return false;
         }
     }

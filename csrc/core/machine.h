@@ -12,6 +12,8 @@
 typedef struct machine {
     const kernels *kernels;
     threads *pool;
+    float *room;           /* [threads, room_floats] packed rows and sums of matrix products; a single row does without */
+    int64_t room_floats;   /* of one thread: machine_room() */
     int64_t serial_below;  /* work of fewer multiply-adds stays on the caller's thread: waking another costs more */
 
     colibri_progress progress; /* may be NULL */
@@ -22,6 +24,9 @@ typedef struct machine {
     int64_t unseen_work;   /* multiply-adds of the caller's thread since it last looked at the clock */
     int stopped;           /* atomic */
 } machine;
+
+/* Floats that a thread needs for products with matrices of up to `cols` columns. */
+int64_t machine_room(int64_t cols);
 
 colibri_status machine_init(machine *m, int n_threads, colibri_message *message);
 void machine_free(machine *m);

@@ -91,6 +91,8 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
 
     TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &s->tape, message));
     TRY(block_create(s->layout.scratch_bytes, BLOCK_WORK, s->model, &s->scratch, message));
+    s->machine.room = (float *)(void *)(block_data(s->scratch) + s->layout.room);
+    s->machine.room_floats = s->layout.room_floats;
     TRY(block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->logits, message));
     return block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->next_logits, message);
 }

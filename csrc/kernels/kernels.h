@@ -17,14 +17,27 @@
 
 #include "../utils/matrix.h"
 
+/* Rows of x in one product, and rows of w that the partial sums of one product can wait for: 16 for each output. */
+enum { MATMUL_ROWS = 64, MATMUL_GROUP = 24, MATMUL_SUMS = MATMUL_ROWS * MATMUL_GROUP * 16 };
+
+static inline int64_t packed_floats(int64_t m, int64_t n)
+{
+    return m * ((n + 15) / 16 * 16);
+}
+
 typedef struct kernels {
     const char *name; /* "avx512", "avx2", "sse2", "neon", "scalar" */
 
+    /* 1 <= m <= MATMUL_ROWS rows of x as matmul reads them, in whatever order that is: packed holds packed_floats(m, n). A single
+     * row need not be packed. */
+    void (*pack)(float *packed, const float *x, int64_t x_stride, int64_t m, int64_t n);
+
     /* out[i][r] = dot(x[i], w[r], w->cols) (+ bias[r], added after the fold) for 0 <= i < m and first <= r < last.
-     * Row i of x begins at x + i * x_stride, of out at out + i * out_stride. bias may be NULL or have data == NULL.
-     * Weights are widened exactly on the way. The order of outputs is free; each is computed as if alone. */
-    void (*matmul)(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
-                   const matrix *bias, int64_t first, int64_t last);
+     * x is packed; row i of out begins at out + i * out_stride. bias may be NULL or have data == NULL. Weights are widened exactly
+     * on the way. sums is room for MATMUL_SUMS floats, which a single row does without. The order of outputs is free; each is
+     * computed as if alone. */
+    void (*matmul)(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
+                   int64_t first, int64_t last, float *sums);
 
     /* out[i] = w[i] * (x[i] / sqrt(sum16(x^2) / n + eps)): squares enter the lanes by fma, division and square root are IEEE.
      * out may be x. */

@@ -10,8 +10,8 @@
 #define TABLE kernels_avx2
 #define NAME "avx2"
 #define LANES 8
-#define TILE_X 3 /* 3 x 2 sums of two registers: 12 of 16; two weights, one x and the constant that widens bf16 fill the rest */
-#define TILE_W 2
+#define TILE_X 4 /* 4 x 3 sums: 12 of 16 registers; three weights and one x fill the rest */
+#define TILE_W 3
 #define TILE_W1 4 /* 8 chains cover the latency of two FMA units */
 
 typedef __m256 vec;
@@ -22,12 +22,9 @@ static inline vec v_set(float f) { return _mm256_set1_ps(f); }
 static inline vec v_load(const void *p) { return _mm256_loadu_ps(p); }
 static inline void v_store(void *p, vec v) { _mm256_storeu_ps(p, v); }
 static inline vec v_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
-/* Both halves get all eight; one shuffle moves four of them up and clears the rest. */
 static inline vec v_load_bf16(const void *p)
 {
-    const __m256i upper_bytes = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, /* */
-                                                 -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
-    return _mm256_castsi256_ps(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(p)), upper_bytes));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
 }
 
 static inline __m256i mask_of(int count) /* lanes below count */
@@ -69,6 +66,16 @@ static inline float v_fold(vec a)
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline void v_fold4(float *out, const vec a[4])
+{
+    const vec ab = _mm256_add_ps(_mm256_permute2f128_ps(a[0], a[1], 0x20), _mm256_permute2f128_ps(a[0], a[1], 0x31));
+    const vec cd = _mm256_add_ps(_mm256_permute2f128_ps(a[2], a[3], 0x20), _mm256_permute2f128_ps(a[2], a[3], 0x31));
+    const vec two = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee)); /* a a c c, b b d d */
+    const vec one = _mm256_add_ps(two, _mm256_movehdup_ps(two));
+    const __m128 acbd = _mm_shuffle_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps(one, 1), 0x88);
+    _mm_storeu_ps(out, _mm_shuffle_ps(acbd, acbd, 0xd8));
 }
 
 #include "lanes_kernels.h"

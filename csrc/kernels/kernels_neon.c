@@ -8,8 +8,8 @@
 #define TABLE kernels_neon
 #define NAME "neon"
 #define LANES 4
-#define TILE_X 3 /* 3 x 2 sums of four registers: 24 of 32; two weights and one x fit beside them */
-#define TILE_W 2
+#define TILE_X 4 /* 4 x 6 sums: 24 of 32 registers; six weights and one x fit beside them */
+#define TILE_W 6
 #define TILE_W1 4 /* 16 chains cover the latency of four FMA units */
 
 typedef float32x4_t vec;
@@ -70,6 +70,12 @@ static inline float v_fold(vec a)
 {
     float32x2_t two = vadd_f32(vget_low_f32(a), vget_high_f32(a));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+static inline void v_fold4(float *out, const vec a[4])
+{
+    for (int j = 0; j < 4; j++)
+        out[j] = v_fold(a[j]);
 }
 
 #include "lanes_kernels.h"

@@ -41,14 +41,22 @@ static float dot(const float *a, const void *b, colibri_dtype dtype, int64_t n) 
                                    : dot_as(a, b, COLIBRI_F16, n);
 }
 
-static void matmul(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
-                   const matrix *bias, int64_t first, int64_t last)
+static void pack(float *packed, const float *x, int64_t x_stride, int64_t m, int64_t n)
+{
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++)
+            packed[i * n + j] = x[i * x_stride + j];
+}
+
+static void matmul(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
+                   int64_t first, int64_t last, float *sums)
 {
     int64_t row_bytes = w->cols * (w->dtype == COLIBRI_F32 ? 4 : 2);
+    (void)sums;
     for (int64_t r = first; r < last; r++) {
         const unsigned char *row = (const unsigned char *)w->data + r * row_bytes;
         for (int64_t i = 0; i < m; i++) {
-            float y = dot(x + i * x_stride, row, w->dtype, w->cols);
+            float y = dot(packed + i * w->cols, row, w->dtype, w->cols);
             if (bias != NULL && bias->data != NULL)
                 y += element_f32(bias->data, bias->dtype, r);
             out[i * out_stride + r] = y;
@@ -150,6 +158,7 @@ static void widen(float *out, const void *src, colibri_dtype dtype, int64_t n)
 
 const kernels TABLE = {
     .name = "scalar",
+    .pack = pack,
     .matmul = matmul,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

@@ -10,13 +10,14 @@
  *     v_add  v_sub  v_mul  v_div   IEEE, one rounding each           v_fma(a, b, c)     a * b + c, one rounding
  *     v_negate(a)                  the sign bit flipped
  *     v_fold(a)                    lane j plus lane j + n/2, down to one float
+ *     v_fold4(out, a[4])           out[j] = v_fold(a[j])
  *     v_at_most(a, b), v_at_least(a, b)   a limited by b; a NaN in a stays
  *     v_max(a, b)                  the larger one; a NaN in either wins
  *     v_first(count, a, b)         lanes below count from a, the others from b
  *     v_quiet(a)                   a signalling NaN made quiet
  *     v_keep(a)                    a stays in its register: else GCC loads it again for every product, and loads set the pace
  *     v_scale(e, shifted)          e * 2^n by the last four lines of exp_f32
- * 2 <= TILE_X <= 4. Every output goes through the operations of kernels_scalar.c in the same order. Sixteen lanes are PARTS
+ * TILE_X is 2, 4 or 6. Every output goes through the operations of kernels_scalar.c in the same order. Sixteen lanes are PARTS
  * registers, part p holding lanes p * LANES and on. */
 #include <math.h>
 #include <string.h>
@@ -24,7 +25,7 @@
 #include "float32.h"
 #include "tables.h"
 
-enum { PARTS = 16 / LANES, TILE_MOST = TILE_W > TILE_W1 ? TILE_W : TILE_W1 };
+enum { PARTS = 16 / LANES };
 
 #define INLINE static inline __attribute__((always_inline)) /* dtype and tile sizes must become constants */
 
@@ -41,7 +42,7 @@ INLINE vec v_load_as(const void *p, colibri_dtype dtype)
     return dtype == COLIBRI_F32 ? v_load(p) : dtype == COLIBRI_BF16 ? v_load_bf16(p) : v_load_f16(p);
 }
 
-/* Lanes that a step at a distance of `left` elements from the end uses: 1 .. LANES. */
+/* Lanes that a step at a distance of `left` elements from the end uses: 1 .. LANES, or no more than 0. */
 INLINE int lanes_of(int64_t left)
 {
     return left < LANES ? (int)left : LANES;
@@ -71,151 +72,36 @@ INLINE void v_put(float *p, vec v, int count)
         v_store_part(p, v, count);
 }
 
-INLINE float fold16(vec parts[PARTS])
+INLINE vec fold_parts(vec parts[PARTS])
 {
     for (int half = PARTS / 2; half > 0; half /= 2)
         for (int p = 0; p < half; p++)
             parts[p] = v_add(parts[p], parts[p + half]);
-    return v_fold(parts[0]);
+    return parts[0];
 }
 
-/* ---- dot products ------------------------------------------------------------------------------------------------------------
- * */
+INLINE float fold16(vec parts[PARTS])
+{
+    return v_fold(fold_parts(parts));
+}
 
 INLINE int64_t size_of(colibri_dtype dtype)
 {
     return dtype == COLIBRI_F32 ? 4 : 2;
 }
 
-/* out[t * out_stride + r] = dot(row t of x, row r of w) (+ bias[r]) for t < n_x, r < n_w: one register tile, every sum held in
- * registers over the whole row. Rows of w lie w_bytes apart. */
-INLINE void tile(float *out, int64_t out_stride, const int n_x, const int n_w, const float *x, int64_t x_stride,
-                 const unsigned char *w, int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
-{
-    vec sums[4][TILE_MOST][PARTS], row[TILE_MOST];
-    int64_t k = 0;
-    UNROLL for (int t = 0; t < n_x; t++)
-        UNROLL for (int r = 0; r < n_w; r++)
-            UNROLL for (int p = 0; p < PARTS; p++)
-                sums[t][r][p] = v_set(0);
-    for (; k + 16 <= n; k += 16)
-        UNROLL for (int p = 0; p < PARTS; p++) {
-            const int64_t at = k + p * LANES;
-            UNROLL for (int r = 0; r < n_w; r++) {
-                row[r] = v_load_as(w + r * w_bytes + at * size_of(dtype), dtype);
-                if (n_x > 1)
-                    v_keep(row[r]);
-            }
-            UNROLL for (int t = 0; t < n_x; t++) {
-                vec column = v_load(x + t * x_stride + at);
-                if (n_w > 1)
-                    v_keep(column);
-                UNROLL for (int r = 0; r < n_w; r++)
-                    sums[t][r][p] = v_fma(column, row[r], sums[t][r][p]);
-            }
-        }
-    UNROLL for (int p = 0; p < PARTS; p++) { /* the last, incomplete group of 16: lanes beyond the end keep their sums */
-        const int64_t at = k + p * LANES;
-        const int count = lanes_of(n - at);
-        if (count <= 0)
-            break;
-        UNROLL for (int r = 0; r < n_w; r++)
-            row[r] = v_get_as(w + r * w_bytes + at * size_of(dtype), dtype, count);
-        UNROLL for (int t = 0; t < n_x; t++) {
-            const vec column = v_get(x + t * x_stride + at, count);
-            UNROLL for (int r = 0; r < n_w; r++)
-                sums[t][r][p] = v_first(count, v_fma(column, row[r], sums[t][r][p]), sums[t][r][p]);
-        }
-    }
-    UNROLL for (int t = 0; t < n_x; t++)
-        UNROLL for (int r = 0; r < n_w; r++) {
-            const float dot = fold16(sums[t][r]);
-            out[t * out_stride + r] = bias == NULL ? dot : dot + bias[r];
-        }
-}
+#include "lanes_matmul.h"
 
-INLINE void tile_any(float *out, int64_t out_stride, int n_x, const int n_w, const float *x, int64_t x_stride,
-                     const unsigned char *w, int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
-{
-    if (TILE_X >= 4 && n_x == 4)
-        tile(out, out_stride, 4, n_w, x, x_stride, w, w_bytes, dtype, n, bias);
-    else if (TILE_X >= 3 && n_x == 3)
-        tile(out, out_stride, 3, n_w, x, x_stride, w, w_bytes, dtype, n, bias);
-    else if (n_x == 2)
-        tile(out, out_stride, 2, n_w, x, x_stride, w, w_bytes, dtype, n, bias);
-    else
-        tile(out, out_stride, 1, n_w, x, x_stride, w, w_bytes, dtype, n, bias);
-}
-
-INLINE const float *bias_from(const float *bias, int r)
-{
-    return bias == NULL ? NULL : bias + r;
-}
-
-/* A panel is a few rows of w that stay in the nearest caches while all rows of x pass over them; meanwhile the next one is on its
- * way from memory: whole, when there is enough to compute to hide that; else memory sets the pace anyway, and the hardware's own
- * prefetch needs only to be shown where rows begin. There is no blocking over n: it would spill 16 partial sums an output. */
-enum { PANEL_BYTES = 24 * 1024, PANEL_MOST = 64, FEW = 16, BEGINNING = 256 };
-
-INLINE void panel(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const unsigned char *w,
-                  int n_rows, int n_next, int64_t w_bytes, const colibri_dtype dtype, int64_t n, const float *bias)
-{
-    const int64_t shown = m < FEW && w_bytes > BEGINNING ? BEGINNING : w_bytes;
-    for (int64_t i = 0; i < m; i += TILE_X) {
-        const int n_x = m - i < TILE_X ? (int)(m - i) : TILE_X;
-        for (int64_t j = n_rows + n_next * i / m; j < n_rows + n_next * (i + n_x) / m; j++)
-            for (int64_t at = 0; at < shown; at += 64)
-                __builtin_prefetch(w + j * w_bytes + at, 0, 2);
-        const float *rows = x + i * x_stride;
-        float *y = out + i * out_stride;
-        int r = 0;
-        if (m == 1)
-            for (; r + TILE_W1 <= n_rows; r += TILE_W1)
-                tile(y + r, 0, 1, TILE_W1, rows, 0, w + r * w_bytes, w_bytes, dtype, n, bias_from(bias, r));
-        else
-            for (; r + TILE_W <= n_rows; r += TILE_W)
-                tile_any(y + r, out_stride, n_x, TILE_W, rows, x_stride, w + r * w_bytes, w_bytes, dtype, n, bias_from(bias, r));
-        for (; r < n_rows; r++)
-            tile_any(y + r, out_stride, n_x, 1, rows, x_stride, w + r * w_bytes, w_bytes, dtype, n, bias_from(bias, r));
-    }
-}
-
-INLINE void matmul_as(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
-                      const matrix *bias, int64_t first, int64_t last, const colibri_dtype dtype)
-{
-    const int64_t w_bytes = w->cols * size_of(dtype), step = m == 1 ? TILE_W1 : TILE_W;
-    int64_t n_rows = PANEL_BYTES / (w_bytes + 1) / step * step;
-    n_rows = n_rows < step ? step : n_rows > PANEL_MOST ? PANEL_MOST / step * step : n_rows;
-    float added[PANEL_MOST];
-    for (int64_t r = first; r < last; r += n_rows) {
-        const int64_t left = last - r;
-        const int now = (int)(left < n_rows ? left : n_rows), next = (int)(left - now < n_rows ? left - now : n_rows);
-        const bool biased = bias != NULL && bias->data != NULL;
-        for (int j = 0; biased && j < now; j++)
-            added[j] = element_f32(bias->data, bias->dtype, r + j);
-        const unsigned char *rows = (const unsigned char *)w->data + r * w_bytes;
-        panel(out + r, out_stride, x, x_stride, m, rows, now, next, w_bytes, dtype, w->cols, biased ? added : NULL);
-    }
-}
-
-static void matmul(float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m, const matrix *w,
-                   const matrix *bias, int64_t first, int64_t last)
-{
-    if (w->dtype == COLIBRI_F32)
-        matmul_as(out, out_stride, x, x_stride, m, w, bias, first, last, COLIBRI_F32);
-    else if (w->dtype == COLIBRI_BF16)
-        matmul_as(out, out_stride, x, x_stride, m, w, bias, first, last, COLIBRI_BF16);
-    else
-        matmul_as(out, out_stride, x, x_stride, m, w, bias, first, last, COLIBRI_F16);
-}
+/* ---- products with single rows -----------------------------------------------------------------------------------------------
+ * */
 
 static void scores(float *out, const float *q, const float *keys, int64_t stride, int64_t n, int64_t dim, float scale)
 {
     int64_t j = 0;
     for (; j + TILE_W1 <= n; j += TILE_W1)
-        tile(out + j, 0, 1, TILE_W1, q, 0, (const unsigned char *)(keys + j * stride), 4 * stride, COLIBRI_F32, dim, NULL);
+        dots(out + j, TILE_W1, q, (const unsigned char *)(keys + j * stride), 4 * stride, COLIBRI_F32, dim, NULL);
     for (; j < n; j++)
-        tile(out + j, 0, 1, 1, q, 0, (const unsigned char *)(keys + j * stride), 4 * stride, COLIBRI_F32, dim, NULL);
+        dots(out + j, 1, q, (const unsigned char *)(keys + j * stride), 4 * stride, COLIBRI_F32, dim, NULL);
     for (j = 0; j < n; j++)
         out[j] *= scale;
 }
@@ -223,7 +109,7 @@ static void scores(float *out, const float *q, const float *keys, int64_t stride
 static void rms_norm(float *out, const float *x, const matrix *w, int64_t n, float eps)
 {
     float squares;
-    tile(&squares, 0, 1, 1, x, 0, (const unsigned char *)x, 0, COLIBRI_F32, n, NULL);
+    dots(&squares, 1, x, (const unsigned char *)x, 0, COLIBRI_F32, n, NULL);
     const vec root = v_set(sqrtf(squares / (float)n + eps));
     for (int64_t i = 0; i < n; i += LANES) {
         const int count = lanes_of(n - i);
@@ -399,6 +285,7 @@ static void widen(float *out, const void *src, colibri_dtype dtype, int64_t n)
 
 const kernels TABLE = {
     .name = NAME,
+    .pack = pack,
     .matmul = matmul,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

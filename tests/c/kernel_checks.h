@@ -41,6 +41,17 @@ static inline guarded copy_of(guarded from, int64_t n)
     return copy;
 }
 
+/* The product of up to MATMUL_ROWS rows of up to MOST floats, packed first. */
+static inline void multiply(const kernels *table, float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m,
+                            const matrix *w, const matrix *bias, int64_t first, int64_t last)
+{
+    float *packed = malloc((size_t)packed_floats(m, w->cols) * sizeof(float)), *sums = malloc(MATMUL_SUMS * sizeof(float));
+    table->pack(packed, x, x_stride, m, w->cols);
+    table->matmul(out, out_stride, packed, m, w, bias, first, last, sums);
+    free(packed);
+    free(sums);
+}
+
 static inline void check_matmul_case(const kernels *table, colibri_dtype dtype, int64_t m, int64_t rows, int64_t cols,
                                      enum mood mood)
 {
@@ -55,8 +66,8 @@ static inline void check_matmul_case(const kernels *table, colibri_dtype dtype, 
     CHECK(m * out_stride <= 9 * 40);
     for (int i = 0; i < 9 * 40; i++)
         got[i] = want[i] = canary;
-    kernels_scalar.matmul(want, out_stride, (float *)x.data, x_stride, m, &w, added, first, last);
-    table->matmul(got, out_stride, (float *)x.data, x_stride, m, &w, added, first, last);
+    multiply(&kernels_scalar, want, out_stride, (float *)x.data, x_stride, m, &w, added, first, last);
+    multiply(table, got, out_stride, (float *)x.data, x_stride, m, &w, added, first, last);
     CHECK(same_numbers(got, want, 9 * 40));
     for (int64_t i = 0; i < m; i++)
         for (int64_t r = 0; r < rows; r++)
@@ -77,6 +88,27 @@ static inline void check_matmul(const kernels *table)
                 for (int rows = 1; rows <= 37; rows += rows < 20 ? 1 : 17)
                     check_matmul_case(table, (colibri_dtype)dtype, m, rows, 1 + random_below(50), (enum mood)mood);
         }
+}
+
+/* Many rows, and rows so long that their columns are taken in blocks. */
+static inline void check_large_matmul(const kernels *table)
+{
+    enum { ROWS = 2 * MATMUL_GROUP + 5 };
+    static float got[MATMUL_ROWS * ROWS], want[MATMUL_ROWS * ROWS];
+    static const int ms[] = {2, 15, 16, 21, 63, MATMUL_ROWS}, cols[] = {1024, 1025, 1100, 2049, 3600, 4097};
+    for (int dtype = COLIBRI_F32; dtype <= COLIBRI_BF16; dtype++)
+        for (int i = 0; i < 6; i++)
+            for (int c = 0; c < 6; c++) {
+                matrix w;
+                int64_t m = ms[i], n = cols[c];
+                guarded w_memory = random_matrix(&w, (colibri_dtype)dtype, ROWS, n, (enum mood)random_below(N_MOODS), 1);
+                guarded x = random_row(m * n, (enum mood)random_below(N_MOODS));
+                multiply(&kernels_scalar, want, ROWS, (float *)x.data, n, m, &w, NULL, 0, ROWS);
+                multiply(table, got, ROWS, (float *)x.data, n, m, &w, NULL, 0, ROWS);
+                CHECK(same_numbers(got, want, m * ROWS));
+                guarded_free(w_memory);
+                guarded_free(x);
+            }
 }
 
 /* Kernels from one row to one row: `in_place` runs them with out == x as the contract allows. */
@@ -267,6 +299,7 @@ static inline void check_exp_of_all(const kernels *table, uint32_t step)
 static inline void check_table(const kernels *table)
 {
     check_matmul(table);
+    check_large_matmul(table);
     check_map(table, call_exp);
     check_map(table, call_sigmoid);
     check_map(table, call_silu_mul);
