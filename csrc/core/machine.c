@@ -10,9 +10,6 @@
  * emulated. */
 #define WORK_PER_LOOK ((int64_t)1 << 22)
 
-/* A matrix product in blocks: few enough outputs that a block is short (see above), but whole groups of the kernel's. */
-#define BLOCK_OUTPUTS_MAX ((int64_t)4 * MATMUL_GROUP)
-
 /* Waking a sleeping thread costs some microseconds, which is about this many multiply-adds. */
 #define SERIAL_BELOW ((int64_t)1 << 16)
 
@@ -93,7 +90,7 @@ bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, cons
     float *sums = m->room == NULL ? NULL : m->room + thread * m->room_floats, *packed = sums == NULL ? NULL : sums + MATMUL_SUMS;
     for (int64_t t = 0; t < n; t += MATMUL_ROWS) {
         int64_t rows = t + MATMUL_ROWS < n ? MATMUL_ROWS : n - t, outputs = WORK_PER_LOOK / (rows * w->cols);
-        outputs = outputs < MATMUL_GROUP ? MATMUL_GROUP : outputs > BLOCK_OUTPUTS_MAX ? BLOCK_OUTPUTS_MAX : outputs / MATMUL_GROUP * MATMUL_GROUP;
+        outputs = outputs < MATMUL_GROUP ? MATMUL_GROUP : outputs / MATMUL_GROUP * MATMUL_GROUP;
         if (rows > 1)
             m->kernels->pack(packed, x + t * w->cols, w->cols, rows, w->cols);
         for (int64_t r = first; r < last; r += outputs) {

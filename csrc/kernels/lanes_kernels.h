@@ -99,9 +99,9 @@ static void scores(float *out, const float *q, const float *keys, int64_t stride
 {
     int64_t j = 0;
     for (; j + TILE_W1 <= n; j += TILE_W1)
-        dots(out + j, TILE_W1, q, (const unsigned char *)(keys + j * stride), 4 * stride, COLIBRI_F32, dim, NULL);
+        dots(out + j, TILE_W1, q, (const unsigned char *)(keys + j * stride), 4 * stride, COLIBRI_F32, dim);
     for (; j < n; j++)
-        dots(out + j, 1, q, (const unsigned char *)(keys + j * stride), 4 * stride, COLIBRI_F32, dim, NULL);
+        dots(out + j, 1, q, (const unsigned char *)(keys + j * stride), 4 * stride, COLIBRI_F32, dim);
     for (j = 0; j < n; j++)
         out[j] *= scale;
 }
@@ -109,7 +109,7 @@ static void scores(float *out, const float *q, const float *keys, int64_t stride
 static void rms_norm(float *out, const float *x, const matrix *w, int64_t n, float eps)
 {
     float squares;
-    dots(&squares, 1, x, (const unsigned char *)x, 0, COLIBRI_F32, n, NULL);
+    dots(&squares, 1, x, (const unsigned char *)x, 0, COLIBRI_F32, n);
     const vec root = v_set(sqrtf(squares / (float)n + eps));
     for (int64_t i = 0; i < n; i += LANES) {
         const int count = lanes_of(n - i);

@@ -10,7 +10,7 @@
 
 /* A panel of 12 KiB leaves room in the first cache (32 KiB) for the rows of x that pass by. 64 rows of x by 1,024 columns are 256
  * KiB, half of a usual second cache. With few rows of x memory sets the pace, and is read best in the order in which it lies. */
-enum { BLOCK_COLS = 1024, PANEL_BYTES = 12 * 1024, FEW = 16, BEGINNING = 256 };
+enum { BLOCK_COLS = 1024, PANEL_BYTES = 12 * 1024, FEW = 16 };
 
 INLINE int64_t round_up(int64_t n, int64_t step)
 {
@@ -50,9 +50,14 @@ static void pack(float *packed, const float *x, int64_t x_stride, int64_t m, int
     }
 }
 
-/* out[t * out_stride + r]: the last part's sums, which are still in registers, join those of the parts before. */
-INLINE void fold_tile(float *out, int64_t out_stride, const int n_x, const int n_w, const float *sums,
-                      vec last[TILE_X][TILE_W], const float *bias)
+/* Where a tile's results go: out[t * out_stride + r * gap] for row t of x and row r of w. */
+typedef struct place {
+    float *out;
+    int64_t out_stride, gap;
+} place;
+
+/* The last part's sums, which are still in registers, join those of the parts before. */
+INLINE void fold_tile(place to, const int n_x, const int n_w, const float *sums, vec last[TILE_X][TILE_W])
 {
     const int n = n_x * n_w;
     float dot[TILE_X * TILE_W];
@@ -62,7 +67,7 @@ INLINE void fold_tile(float *out, int64_t out_stride, const int n_x, const int n
         UNROLL for (int j = 0; j < n_now; j++) {
             vec parts[PARTS];
             UNROLL for (int p = 0; p < PARTS - 1; p++)
-                parts[p] = v_load(sums + ((p - (PARTS - 1)) * n + i + j) * LANES);
+                parts[p] = v_load(sums + (p * n + i + j) * LANES);
             parts[PARTS - 1] = last[(i + j) / n_w][(i + j) % n_w];
             sum[j] = fold_parts(parts);
         }
@@ -73,21 +78,22 @@ INLINE void fold_tile(float *out, int64_t out_stride, const int n_x, const int n
     }
     UNROLL for (int t = 0; t < n_x; t++)
         UNROLL for (int r = 0; r < n_w; r++)
-            out[t * out_stride + r] = bias == NULL ? dot[t * n_w + r] : dot[t * n_w + r] + bias[r];
+            to.out[t * to.out_stride + r * to.gap] = dot[t * n_w + r];
 }
 
-/* One part of a tile over `n` columns: sums[t][r] (LANES floats each) of row t of the packed x and row r of w, which lie w_bytes
- * apart. x and w begin at the part's first lane. */
-INLINE void pass(float *sums, const int n_x, const int n_w, const float *x, const unsigned char *w, int64_t w_bytes,
-                 const colibri_dtype dtype, int64_t n, int part, bool begins, float *out, int64_t out_stride,
-                 const float *bias)
+/* One part of the lanes of a tile over `n` columns: rows t of packed x with rows r of w, which lie w_bytes apart; both begin at
+ * the first column. sums [PARTS, n_x, n_w, LANES] wait there between blocks of columns and until the last part. `begins` and
+ * `ends`: these are the first, the last columns. */
+INLINE void pass(float *sums, place to, const int n_x, const int n_w, const float *x, const unsigned char *w, int64_t w_bytes,
+                 const colibri_dtype dtype, int64_t n, int part, bool begins, bool ends)
 {
     vec s[TILE_X][TILE_W], row[TILE_W];
-    const int64_t step = 16 * size_of(dtype);
+    float *const own = sums + part * n_x * n_w * LANES;
     const int rest = lanes_of(n % 16 - part * LANES);
+    w += part * LANES * size_of(dtype);
     UNROLL for (int t = 0; t < n_x; t++)
         UNROLL for (int r = 0; r < n_w; r++)
-            s[t][r] = begins ? v_set(0) : v_load(sums + (t * n_w + r) * LANES);
+            s[t][r] = begins ? v_set(0) : v_load(own + (t * n_w + r) * LANES);
     for (int64_t k = 0; k < n / 16; k++) {
         UNROLL for (int r = 0; r < n_w; r++) {
             row[r] = v_load_as(w + r * w_bytes, dtype);
@@ -100,7 +106,7 @@ INLINE void pass(float *sums, const int n_x, const int n_w, const float *x, cons
                 s[t][r] = v_fma(column, row[r], s[t][r]);
         }
         x += n_x * LANES;
-        w += step;
+        w += 16 * size_of(dtype);
     }
     if (rest > 0) { /* the last, incomplete group of 16: lanes beyond the end keep their sums */
         UNROLL for (int r = 0; r < n_w; r++)
@@ -109,95 +115,104 @@ INLINE void pass(float *sums, const int n_x, const int n_w, const float *x, cons
             UNROLL for (int r = 0; r < n_w; r++)
                 s[t][r] = v_first(rest, v_fma(v_load(x + t * LANES), row[r], s[t][r]), s[t][r]);
     }
-    if (out == NULL) {
-        UNROLL for (int t = 0; t < n_x; t++)
-            UNROLL for (int r = 0; r < n_w; r++)
-                v_store(sums + (t * n_w + r) * LANES, s[t][r]);
+    if (ends && part == PARTS - 1) {
+        fold_tile(to, n_x, n_w, sums, s);
         return;
     }
-    fold_tile(out, out_stride, n_x, n_w, sums, s, bias);
+    UNROLL for (int t = 0; t < n_x; t++)
+        UNROLL for (int r = 0; r < n_w; r++)
+            v_store(own + (t * n_w + r) * LANES, s[t][r]);
 }
 
-/* What one call of panel() works on: `n` columns from column k of `rows` rows of w, and as many of all m rows of x. */
-typedef struct work {
-    float *out;              /* of the panel's first row */
+/* All m rows of x and some columns of all rows of w. */
+typedef struct block {
+    float *out;
     int64_t out_stride, m;
-    const float *x;          /* packed, this block */
-    const unsigned char *w;  /* the panel's first row, this block */
-    int64_t w_bytes, n, rows;
-    const unsigned char *next; /* the panel after this one, to be fetched meanwhile */
-    const float *bias;       /* of the panel's first row, or NULL */
-    float *sums;
-    bool begins, ends;       /* the first, the last block of columns */
-} work;
+    const float *x;         /* packed, these columns */
+    const unsigned char *w; /* these columns of row 0 */
+    int64_t w_bytes;        /* from row to row of w */
+    int64_t n;              /* columns */
+    bool begins, ends;
+} block;
 
-INLINE void tile(const work *j, int64_t i, int64_t r, const int n_x, const int n_w, int part, const colibri_dtype dtype)
+/* All rows of x with `n_w` rows of w, `gap` rows apart, row by row of w from row `first` on. */
+INLINE void tile(const block *b, float *sums, int64_t i, int64_t first, int64_t gap, const int n_x, const int n_w, int part,
+                 const colibri_dtype dtype)
 {
-    float *sums = j->sums + (r * j->m + i * n_w) * 16 + part * n_x * n_w * LANES;
-    pass(sums, n_x, n_w, j->x + (part * j->m + i) * (round_up(j->n, 16) / 16) * LANES,
-         j->w + r * j->w_bytes + part * LANES * size_of(dtype), j->w_bytes, dtype, j->n, part, j->begins,
-         j->ends && part == PARTS - 1 ? j->out + i * j->out_stride + r : NULL, j->out_stride, j->bias == NULL ? NULL : j->bias + r);
+    const place to = {b->out + i * b->out_stride + first, b->out_stride, gap};
+    pass(sums + i * n_w * 16, to, n_x, n_w, b->x + (part * b->m + i) * (round_up(b->n, 16) / 16) * LANES, b->w + first * b->w_bytes,
+         gap * b->w_bytes, dtype, b->n, part, b->begins, b->ends);
 }
 
-INLINE void tile_any(const work *j, int64_t i, int64_t r, int n_x, const int n_w, int part, const colibri_dtype dtype)
+INLINE void tile_any(const block *b, float *sums, int64_t i, int64_t first, int64_t gap, int n_x, const int n_w, int part,
+                     const colibri_dtype dtype)
 {
     if (n_x == TILE_X)
-        tile(j, i, r, TILE_X, n_w, part, dtype);
+        tile(b, sums, i, first, gap, TILE_X, n_w, part, dtype);
     else if (TILE_X > 4 && n_x == 4)
-        tile(j, i, r, 4, n_w, part, dtype);
+        tile(b, sums, i, first, gap, 4, n_w, part, dtype);
     else if (TILE_X > 2 && n_x == 2)
-        tile(j, i, r, 2, n_w, part, dtype);
+        tile(b, sums, i, first, gap, 2, n_w, part, dtype);
     else
-        tile(j, i, r, 1, n_w, part, dtype);
+        tile(b, sums, i, first, gap, 1, n_w, part, dtype);
 }
 
-INLINE void panel(const work *j, const colibri_dtype dtype)
+/* All rows of x with n_rows rows of w, `gap` rows apart, from row `first` on. Meanwhile the panel at `next`, if any, is fetched
+ * into the second cache, some of it with every tile. */
+INLINE void panel(const block *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next,
+                  const colibri_dtype dtype)
 {
-    /* With few rows of x memory sets the pace, and the hardware's own prefetch needs only to be shown where rows begin. */
-    const int64_t bytes = j->n * size_of(dtype), shown = j->m < FEW && bytes > BEGINNING ? BEGINNING : bytes;
+    const int64_t bytes = b->n * size_of(dtype);
     for (int p = 0; p < PARTS; p++)
-        for (int64_t i = 0, n_x; i < j->m; i += n_x) {
-            n_x = tile_rows(j->m - i);
-            const int64_t from = shown * (p * j->m + i) / (PARTS * j->m), to = shown * (p * j->m + i + n_x) / (PARTS * j->m);
-            for (int64_t r = 0; r < j->rows; r++)
+        for (int64_t i = 0, n_x; i < b->m; i += n_x) {
+            n_x = tile_rows(b->m - i);
+            const int64_t from = bytes * (p * b->m + i) / (PARTS * b->m), to = bytes * (p * b->m + i + n_x) / (PARTS * b->m);
+            for (int64_t r = 0; next != NULL && r < n_rows; r++)
                 for (int64_t at = from; at < to; at += 64)
-                    __builtin_prefetch(j->next + r * j->w_bytes + at, 0, 2);
+                    __builtin_prefetch(next + r * b->w_bytes + at, 0, 2);
             int64_t r = 0;
-            for (; r + TILE_W <= j->rows; r += TILE_W)
-                tile_any(j, i, r, (int)n_x, TILE_W, p, dtype);
-            for (; r < j->rows; r++)
-                tile_any(j, i, r, (int)n_x, 1, p, dtype);
+            for (; r + TILE_W <= n_rows; r += TILE_W)
+                tile_any(b, sums + r * b->m * 16, i, first + r * gap, gap, (int)n_x, TILE_W, p, dtype);
+            for (; r < n_rows; r++)
+                tile_any(b, sums + r * b->m * 16, i, first + r * gap, gap, (int)n_x, 1, p, dtype);
         }
 }
 
-INLINE void matmul_rows(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const float *bias,
-                        int64_t first, int64_t last, float *sums, const colibri_dtype dtype)
+/* Few rows of x: memory sets the pace, and gives most when a few streams far apart are read at once. So the rows of w are cut into
+ * TILE_W runs, and a tile has one row of each. */
+INLINE void few_rows(const block *b, int64_t first, int64_t last, float *sums, const colibri_dtype dtype)
 {
-    const int64_t block = block_cols(m, w->cols), w_bytes = w->cols * size_of(dtype);
-    const int64_t fit = PANEL_BYTES / (block * size_of(dtype)) / TILE_W * TILE_W, rows = fit < TILE_W ? TILE_W : fit;
-    const unsigned char *const data = w->data;
-    for (int64_t k = 0; k < w->cols; k += block)
-        for (int64_t r = first; r < last; r += rows) {
-            work j = {.out = out + r,
-                      .out_stride = out_stride,
-                      .m = m,
-                      .x = packed + m * k,
-                      .w = data + r * w_bytes + k * size_of(dtype),
-                      .w_bytes = w_bytes,
-                      .n = w->cols - k < block ? w->cols - k : block,
-                      .rows = last - r < rows ? last - r : rows,
-                      .bias = bias == NULL ? NULL : bias + (r - first),
-                      .sums = block < w->cols ? sums + (r - first) * m * 16 : sums,
-                      .begins = k == 0,
-                      .ends = k + block >= w->cols};
-            j.next = r + rows < last ? j.w + rows * w_bytes : j.ends ? data + last * w_bytes : data + first * w_bytes + (k + block) * size_of(dtype);
-            panel(&j, dtype);
-        }
+    const int64_t run = (last - first) / TILE_W;
+    for (int64_t i = 0; i < run; i++)
+        panel(b, sums, first + i, TILE_W, run, NULL, dtype);
+    panel(b, sums, first + TILE_W * run, last - first - TILE_W * run, 1, NULL, dtype);
 }
 
-/* out[r] = dot(x, row r of w) (+ bias[r]) for r < n_w, all lanes at once: a single row of x leaves room for them. */
+/* Rows first .. last of w, in one block of columns or several. The sums of each row have a place of their own. */
+INLINE void many_rows(block *b, int64_t cols, int64_t first, int64_t last, float *sums, const colibri_dtype dtype)
+{
+    const int64_t width = block_cols(b->m, cols), fit = PANEL_BYTES / (width * size_of(dtype)) / TILE_W * TILE_W;
+    const int64_t n_rows = fit < TILE_W ? TILE_W : fit;
+    const float *const x = b->x;
+    const unsigned char *const w = b->w;
+    for (int64_t k = 0; k < cols; k += width) {
+        b->x = x + b->m * k;
+        b->w = w + k * size_of(dtype);
+        b->n = cols - k < width ? cols - k : width;
+        b->begins = k == 0;
+        b->ends = k + width >= cols;
+        for (int64_t r = first; r < last; r += n_rows) {
+            const unsigned char *next = r + n_rows < last ? b->w + (r + n_rows) * b->w_bytes
+                                        : b->ends         ? w + last * b->w_bytes
+                                                          : w + first * b->w_bytes + (k + width) * size_of(dtype);
+            panel(b, width < cols ? sums + (r - first) * b->m * 16 : sums, r, last - r < n_rows ? last - r : n_rows, 1, next, dtype);
+        }
+    }
+}
+
+/* out[r] = dot(x, row r of w) for r < n_w, all lanes at once: a single row of x leaves room for them. */
 INLINE void dots(float *out, const int n_w, const float *x, const unsigned char *w, int64_t w_bytes, const colibri_dtype dtype,
-                 int64_t n, const float *bias)
+                 int64_t n)
 {
     vec s[TILE_W1][PARTS];
     int64_t k = 0;
@@ -221,54 +236,51 @@ INLINE void dots(float *out, const int n_w, const float *x, const unsigned char 
         UNROLL for (int r = 0; r < n_w; r++)
             s[r][p] = v_first(rest, v_fma(column, v_get_as(w + r * w_bytes + at * size_of(dtype), dtype, rest), s[r][p]), s[r][p]);
     }
-    UNROLL for (int r = 0; r < n_w; r++) {
-        const float dot = fold16(s[r]);
-        out[r] = bias == NULL ? dot : dot + bias[r];
-    }
+    UNROLL for (int r = 0; r < n_w; r++)
+        out[r] = fold16(s[r]);
 }
 
-INLINE void matmul_row(float *out, const float *x, const matrix *w, const float *bias, int64_t first, int64_t last,
-                       const colibri_dtype dtype)
+/* A single row of x: streams far apart, as in few_rows(). */
+INLINE void single_row(float *out, const float *x, const unsigned char *w, int64_t w_bytes, int64_t n, int64_t first,
+                       int64_t last, const colibri_dtype dtype)
 {
-    const int64_t w_bytes = w->cols * size_of(dtype);
-    for (int64_t r = first; r < last;) {
-        const unsigned char *row = (const unsigned char *)w->data + r * w_bytes;
-        const float *added = bias == NULL ? NULL : bias + (r - first);
-        const bool whole = r + TILE_W1 <= last;
-        for (int64_t next = TILE_W1; next < 2 * TILE_W1; next++)
-            for (int64_t at = 0; at < w_bytes && at < BEGINNING; at += 64)
-                __builtin_prefetch(row + next * w_bytes + at, 0, 2);
-        if (whole)
-            dots(out + r, TILE_W1, x, row, w_bytes, dtype, w->cols, added);
-        else
-            dots(out + r, 1, x, row, w_bytes, dtype, w->cols, added);
-        r += whole ? TILE_W1 : 1;
+    const int64_t run = (last - first) / TILE_W1;
+    float dot[TILE_W1];
+    for (int64_t i = first; i < first + run; i++) {
+        dots(dot, TILE_W1, x, w + i * w_bytes, run * w_bytes, dtype, n);
+        for (int r = 0; r < TILE_W1; r++)
+            out[i + r * run] = dot[r];
     }
+    for (int64_t i = first + TILE_W1 * run; i < last; i++)
+        dots(out + i, 1, x, w + i * w_bytes, w_bytes, dtype, n);
 }
 
-INLINE void matmul_as(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
-                      int64_t first, int64_t last, float *sums, const colibri_dtype dtype)
+INLINE void matmul_as(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, int64_t first,
+                      int64_t last, float *sums, const colibri_dtype dtype)
 {
-    float added[MATMUL_GROUP];
-    const bool biased = bias != NULL && bias->data != NULL;
-    for (int64_t r = first; r < last; r += MATMUL_GROUP) {
-        const int64_t end = r + MATMUL_GROUP < last ? r + MATMUL_GROUP : last;
-        for (int64_t j = r; biased && j < end; j++)
-            added[j - r] = element_f32(bias->data, bias->dtype, j);
-        if (m == 1)
-            matmul_row(out, packed, w, biased ? added : NULL, r, end, dtype);
-        else
-            matmul_rows(out, out_stride, packed, m, w, biased ? added : NULL, r, end, sums, dtype);
-    }
+    block b = {out, out_stride, m, packed, w->data, w->cols * size_of(dtype), w->cols, true, true};
+    if (m == 1)
+        single_row(out, packed, b.w, b.w_bytes, b.n, first, last, dtype);
+    else if (m < FEW)
+        few_rows(&b, first, last, sums, dtype);
+    else
+        for (int64_t r = first; r < last; r += MATMUL_GROUP) {
+            block group = b;
+            many_rows(&group, w->cols, r, last - r < MATMUL_GROUP ? last : r + MATMUL_GROUP, sums, dtype);
+        }
 }
 
 static void matmul(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
                    int64_t first, int64_t last, float *sums)
 {
     if (w->dtype == COLIBRI_F32)
-        matmul_as(out, out_stride, packed, m, w, bias, first, last, sums, COLIBRI_F32);
+        matmul_as(out, out_stride, packed, m, w, first, last, sums, COLIBRI_F32);
     else if (w->dtype == COLIBRI_BF16)
-        matmul_as(out, out_stride, packed, m, w, bias, first, last, sums, COLIBRI_BF16);
+        matmul_as(out, out_stride, packed, m, w, first, last, sums, COLIBRI_BF16);
     else
-        matmul_as(out, out_stride, packed, m, w, bias, first, last, sums, COLIBRI_F16);
+        matmul_as(out, out_stride, packed, m, w, first, last, sums, COLIBRI_F16);
+    if (bias != NULL && bias->data != NULL)
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t r = first; r < last; r++)
+                out[i * out_stride + r] += element_f32(bias->data, bias->dtype, r);
 }
