@@ -56,26 +56,27 @@ typedef struct place {
     int64_t out_stride, gap;
 } place;
 
-/* The last part's sums, which are still in registers, join those of the parts before. */
-INLINE void fold_tile(place to, const int n_x, const int n_w, const float *sums, vec last[TILE_X][TILE_W])
+/* The sums of all parts of output i of the tile; those of the last part are still in registers. */
+INLINE vec all_lanes(const int i, const int n, const float *sums, const vec *last)
+{
+    vec parts[PARTS];
+    UNROLL for (int p = 0; p < PARTS - 1; p++)
+        parts[p] = v_load(sums + (p * n + i) * LANES);
+    parts[PARTS - 1] = last[i];
+    return fold_parts(parts);
+}
+
+INLINE void fold_tile(place to, const int n_x, const int n_w, const float *sums, const vec *last)
 {
     const int n = n_x * n_w;
     float dot[TILE_X * TILE_W];
-    UNROLL for (int i = 0; i < n; i += i + 4 <= n ? 4 : 1) {
-        const int n_now = i + 4 <= n ? 4 : 1;
-        vec sum[4];
-        UNROLL for (int j = 0; j < n_now; j++) {
-            vec parts[PARTS];
-            UNROLL for (int p = 0; p < PARTS - 1; p++)
-                parts[p] = v_load(sums + (p * n + i + j) * LANES);
-            parts[PARTS - 1] = last[(i + j) / n_w][(i + j) % n_w];
-            sum[j] = fold_parts(parts);
-        }
-        if (n_now == 4)
-            v_fold4(dot + i, sum);
-        else
-            dot[i] = v_fold(sum[0]);
+    UNROLL for (int i = 0; i < n / 4 * 4; i += 4) {
+        const vec four[4] = {all_lanes(i, n, sums, last), all_lanes(i + 1, n, sums, last), all_lanes(i + 2, n, sums, last),
+                             all_lanes(i + 3, n, sums, last)};
+        v_fold4(dot + i, four);
     }
+    UNROLL for (int i = n / 4 * 4; i < n; i++)
+        dot[i] = v_fold(all_lanes(i, n, sums, last));
     UNROLL for (int t = 0; t < n_x; t++)
         UNROLL for (int r = 0; r < n_w; r++)
             to.out[t * to.out_stride + r * to.gap] = dot[t * n_w + r];
@@ -87,13 +88,13 @@ INLINE void fold_tile(place to, const int n_x, const int n_w, const float *sums,
 INLINE void pass(float *sums, place to, const int n_x, const int n_w, const float *x, const unsigned char *w, int64_t w_bytes,
                  const colibri_dtype dtype, int64_t n, int part, bool begins, bool ends)
 {
-    vec s[TILE_X][TILE_W], row[TILE_W];
+    vec s[TILE_X * TILE_W], row[TILE_W]; /* s[t * n_w + r] */
     float *const own = sums + part * n_x * n_w * LANES;
     const int rest = lanes_of(n % 16 - part * LANES);
     w += part * LANES * size_of(dtype);
     UNROLL for (int t = 0; t < n_x; t++)
         UNROLL for (int r = 0; r < n_w; r++)
-            s[t][r] = begins ? v_set(0) : v_load(own + (t * n_w + r) * LANES);
+            s[t * n_w + r] = begins ? v_set(0) : v_load(own + (t * n_w + r) * LANES);
     for (int64_t k = 0; k < n / 16; k++) {
         UNROLL for (int r = 0; r < n_w; r++) {
             row[r] = v_load_as(w + r * w_bytes, dtype);
@@ -103,7 +104,7 @@ INLINE void pass(float *sums, place to, const int n_x, const int n_w, const floa
             vec column = v_load(x + t * LANES);
             v_keep(column);
             UNROLL for (int r = 0; r < n_w; r++)
-                s[t][r] = v_fma(column, row[r], s[t][r]);
+                s[t * n_w + r] = v_fma(column, row[r], s[t * n_w + r]);
         }
         x += n_x * LANES;
         w += 16 * size_of(dtype);
@@ -113,7 +114,7 @@ INLINE void pass(float *sums, place to, const int n_x, const int n_w, const floa
             row[r] = v_get_as(w + r * w_bytes, dtype, rest);
         UNROLL for (int t = 0; t < n_x; t++)
             UNROLL for (int r = 0; r < n_w; r++)
-                s[t][r] = v_first(rest, v_fma(v_load(x + t * LANES), row[r], s[t][r]), s[t][r]);
+                s[t * n_w + r] = v_first(rest, v_fma(v_load(x + t * LANES), row[r], s[t * n_w + r]), s[t * n_w + r]);
     }
     if (ends && part == PARTS - 1) {
         fold_tile(to, n_x, n_w, sums, s);
@@ -121,7 +122,7 @@ INLINE void pass(float *sums, place to, const int n_x, const int n_w, const floa
     }
     UNROLL for (int t = 0; t < n_x; t++)
         UNROLL for (int r = 0; r < n_w; r++)
-            v_store(own + (t * n_w + r) * LANES, s[t][r]);
+            v_store(own + (t * n_w + r) * LANES, s[t * n_w + r]);
 }
 
 /* All m rows of x and some columns of all rows of w. */
