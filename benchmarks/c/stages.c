@@ -1,6 +1,7 @@
 /* stages.c: two stages of the engine, the matrix product and the router, on memory that the caller lays out; a shared library for
  * the scripts of claims/. It is compiled together with the few files of the engine that it needs, and with one table of kernels
  * instead of all, so that it is there within seconds. */
+#include <stdlib.h>
 #include <time.h>
 
 #include "../../csrc/core/router.h"
@@ -20,14 +21,20 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Seconds of the products of x [m, cols] with each of `count` matrices, one after the other. */
+/* Seconds of the products of x [m, cols], m <= MATMUL_ROWS, with each of `count` matrices, one after the other; -1: no memory. */
 double matmul_seconds(const matrix *matrices, int64_t count, const float *x, int64_t m, float *out) {
+    const int64_t cols = matrices[0].cols;
+    float *sums = malloc(sizeof(float) * (size_t)(MATMUL_SUMS + packed_floats(m, cols))), *packed = sums + MATMUL_SUMS;
+    if (sums == NULL) return -1.0;
+    TABLE.pack(packed, x, cols, m, cols);
     const double begin = now();
     for (int64_t i = 0; i < count; i++) {
         const matrix *w = &matrices[i];
-        TABLE.matmul(out, w->rows, x, w->cols, m, w, NULL, 0, w->rows);
+        TABLE.matmul(out, w->rows, packed, m, w, NULL, 0, w->rows, sums);
     }
-    return now() - begin;
+    const double seconds = now() - begin;
+    free(sums);
+    return seconds;
 }
 
 /* Seconds of the router for x [tokens, w->cols], one token after the other as in decoding. `product_alone`: without choice and

@@ -87,15 +87,19 @@ int64_t machine_room(int64_t cols)
 bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
                     const matrix *bias, int64_t first, int64_t last)
 {
-    float *sums = m->room == NULL ? NULL : m->room + thread * m->room_floats, *packed = sums == NULL ? NULL : sums + MATMUL_SUMS;
+    float *sums = m->room == NULL ? NULL : m->room + thread * m->room_floats;
     for (int64_t t = 0; t < n; t += MATMUL_ROWS) {
-        int64_t rows = t + MATMUL_ROWS < n ? MATMUL_ROWS : n - t, outputs = WORK_PER_LOOK / (rows * w->cols);
-        outputs = outputs < MATMUL_GROUP ? MATMUL_GROUP : outputs / MATMUL_GROUP * MATMUL_GROUP;
-        if (rows > 1)
-            m->kernels->pack(packed, x + t * w->cols, w->cols, rows, w->cols);
+        int64_t rows = t + MATMUL_ROWS < n ? MATMUL_ROWS : n - t;
+        int64_t groups = WORK_PER_LOOK / (rows * w->cols * MATMUL_GROUP), outputs = (groups < 1 ? 1 : groups) * MATMUL_GROUP;
+        float *y = out + t * out_stride;
+        const float *x_rows = x + t * w->cols;
+        if (rows > 1) {
+            m->kernels->pack(sums + MATMUL_SUMS, x_rows, w->cols, rows, w->cols);
+            x_rows = sums + MATMUL_SUMS;
+        }
         for (int64_t r = first; r < last; r += outputs) {
             int64_t end = r + outputs < last ? r + outputs : last;
-            m->kernels->matmul(out + t * out_stride, out_stride, rows > 1 ? packed : x + t * w->cols, rows, w, bias, r, end, sums);
+            m->kernels->matmul(y, out_stride, x_rows, rows, w, bias, r, end, sums);
             if (!machine_go_on(m, thread, rows * (end - r) * w->cols))
                 return false;
         }

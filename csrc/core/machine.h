@@ -12,7 +12,7 @@
 typedef struct machine {
     const kernels *kernels;
     threads *pool;
-    float *room;           /* [threads, room_floats] packed rows and sums of matrix products; a single row does without */
+    float *room;           /* [threads, room_floats] packed rows and sums of matrix products of more than one row */
     int64_t room_floats;   /* of one thread: machine_room() */
     int64_t serial_below;  /* work of fewer multiply-adds stays on the caller's thread: waking another costs more */
 

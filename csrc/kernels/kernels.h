@@ -33,8 +33,8 @@ typedef struct kernels {
     void (*pack)(float *packed, const float *x, int64_t x_stride, int64_t m, int64_t n);
 
     /* out[i][r] = dot(x[i], w[r], w->cols) (+ bias[r], added after the fold) for 0 <= i < m and first <= r < last.
-     * x is packed; row i of out begins at out + i * out_stride. bias may be NULL or have data == NULL. Weights are widened exactly
-     * on the way. sums is room for MATMUL_SUMS floats, which a single row does without. The order of outputs is free; each is
+     * x is packed; row i of out begins at out + i * out_stride. bias may be NULL or have data == NULL. Weights are widened
+     * exactly on the way. sums is room for MATMUL_SUMS floats, which a single row does without. The order of outputs is free; each is
      * computed as if alone. */
     void (*matmul)(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
                    int64_t first, int64_t last, float *sums);

@@ -1,8 +1,8 @@
 /* lanes_matmul.h: dot products and matrix products, written once over a register of LANES floats; a part of lanes_kernels.h.
  *
  * A tile is some rows of x by some rows of w whose sums stay in registers while both rows pass by. Sixteen lanes for every output
- * would fill the registers at once, so a tile takes one part of the lanes at a time (part p: lanes p * LANES and on) and keeps the
- * sums of each part until the fold. More outputs in a tile mean fewer loads for each product.
+ * would fill the registers at once, so a tile takes one part of the lanes at a time (part p: lanes p * LANES and on) and keeps
+ * the sums of each part until the fold. More outputs in a tile mean fewer loads for each product.
  *
  * Around it, what is used again stays close: a panel (a few rows of w) in the first cache while all rows of x pass over it, the
  * rows of x in the second cache while a group of panels passes over them. Long rows go in blocks of columns; the sums of a group
@@ -133,16 +133,17 @@ typedef struct block {
     const unsigned char *w; /* these columns of row 0 */
     int64_t w_bytes;        /* from row to row of w */
     int64_t n;              /* columns */
+    colibri_dtype dtype;    /* of w */
     bool begins, ends;
 } block;
 
-/* All rows of x with `n_w` rows of w, `gap` rows apart, row by row of w from row `first` on. */
+/* One part of a tile: rows of x from row i on, rows of w from row `first` on, `gap` rows apart. sums are those of the panel. */
 INLINE void tile(const block *b, float *sums, int64_t i, int64_t first, int64_t gap, const int n_x, const int n_w, int part,
                  const colibri_dtype dtype)
 {
     const place to = {b->out + i * b->out_stride + first, b->out_stride, gap};
-    pass(sums + i * n_w * 16, to, n_x, n_w, b->x + (part * b->m + i) * (round_up(b->n, 16) / 16) * LANES, b->w + first * b->w_bytes,
-         gap * b->w_bytes, dtype, b->n, part, b->begins, b->ends);
+    const float *x = b->x + (part * b->m + i) * (round_up(b->n, 16) / 16) * LANES;
+    pass(sums + i * n_w * 16, to, n_x, n_w, x, b->w + first * b->w_bytes, gap * b->w_bytes, dtype, b->n, part, b->begins, b->ends);
 }
 
 INLINE void tile_any(const block *b, float *sums, int64_t i, int64_t first, int64_t gap, int n_x, const int n_w, int part,
@@ -160,8 +161,8 @@ INLINE void tile_any(const block *b, float *sums, int64_t i, int64_t first, int6
 
 /* All rows of x with n_rows rows of w, `gap` rows apart, from row `first` on. Meanwhile the panel at `next`, if any, is fetched
  * into the second cache, some of it with every tile. */
-INLINE void panel(const block *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next,
-                  const colibri_dtype dtype)
+INLINE void panel_as(const block *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next,
+                     const colibri_dtype dtype)
 {
     const int64_t bytes = b->n * size_of(dtype);
     for (int p = 0; p < PARTS; p++)
@@ -179,34 +180,45 @@ INLINE void panel(const block *b, float *sums, int64_t first, int64_t n_rows, in
         }
 }
 
-/* Few rows of x: memory sets the pace, and gives most when a few streams far apart are read at once. So the rows of w are cut into
- * TILE_W runs, and a tile has one row of each. */
-INLINE void few_rows(const block *b, int64_t first, int64_t last, float *sums, const colibri_dtype dtype)
+static void panel(const block *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next)
+{
+    if (b->dtype == COLIBRI_F32)
+        panel_as(b, sums, first, n_rows, gap, next, COLIBRI_F32);
+    else if (b->dtype == COLIBRI_BF16)
+        panel_as(b, sums, first, n_rows, gap, next, COLIBRI_BF16);
+    else
+        panel_as(b, sums, first, n_rows, gap, next, COLIBRI_F16);
+}
+
+/* Few rows of x: memory sets the pace, and gives most when a few streams far apart are read at once. So the rows of w are cut
+ * into TILE_W runs, and a tile has one row of each. */
+static void few_rows(const block *b, int64_t first, int64_t last, float *sums)
 {
     const int64_t run = (last - first) / TILE_W;
     for (int64_t i = 0; i < run; i++)
-        panel(b, sums, first + i, TILE_W, run, NULL, dtype);
-    panel(b, sums, first + TILE_W * run, last - first - TILE_W * run, 1, NULL, dtype);
+        panel(b, sums, first + i, TILE_W, run, NULL);
+    panel(b, sums, first + TILE_W * run, last - first - TILE_W * run, 1, NULL);
 }
 
 /* Rows first .. last of w, in one block of columns or several. The sums of each row have a place of their own. */
-INLINE void many_rows(block *b, int64_t cols, int64_t first, int64_t last, float *sums, const colibri_dtype dtype)
+static void many_rows(block *b, int64_t cols, int64_t first, int64_t last, float *sums)
 {
-    const int64_t width = block_cols(b->m, cols), fit = PANEL_BYTES / (width * size_of(dtype)) / TILE_W * TILE_W;
+    const int64_t width = block_cols(b->m, cols), size = size_of(b->dtype), fit = PANEL_BYTES / (width * size) / TILE_W * TILE_W;
     const int64_t n_rows = fit < TILE_W ? TILE_W : fit;
     const float *const x = b->x;
     const unsigned char *const w = b->w;
     for (int64_t k = 0; k < cols; k += width) {
         b->x = x + b->m * k;
-        b->w = w + k * size_of(dtype);
+        b->w = w + k * size;
         b->n = cols - k < width ? cols - k : width;
         b->begins = k == 0;
         b->ends = k + width >= cols;
-        for (int64_t r = first; r < last; r += n_rows) {
-            const unsigned char *next = r + n_rows < last ? b->w + (r + n_rows) * b->w_bytes
-                                        : b->ends         ? w + last * b->w_bytes
-                                                          : w + first * b->w_bytes + (k + width) * size_of(dtype);
-            panel(b, width < cols ? sums + (r - first) * b->m * 16 : sums, r, last - r < n_rows ? last - r : n_rows, 1, next, dtype);
+        for (int64_t r = first, now; r < last; r += now) {
+            now = last - r < n_rows ? last - r : n_rows;
+            const unsigned char *next = r + now < last ? b->w + (r + now) * b->w_bytes
+                                        : b->ends      ? w + last * b->w_bytes
+                                                       : w + first * b->w_bytes + (k + width) * size;
+            panel(b, width < cols ? sums + (r - first) * b->m * 16 : sums, r, now, 1, next);
         }
     }
 }
@@ -234,52 +246,46 @@ INLINE void dots(float *out, const int n_w, const float *x, const unsigned char 
         if (rest <= 0)
             break;
         const vec column = v_get(x + at, rest);
-        UNROLL for (int r = 0; r < n_w; r++)
-            s[r][p] = v_first(rest, v_fma(column, v_get_as(w + r * w_bytes + at * size_of(dtype), dtype, rest), s[r][p]), s[r][p]);
+        UNROLL for (int r = 0; r < n_w; r++) {
+            const vec row = v_get_as(w + r * w_bytes + at * size_of(dtype), dtype, rest);
+            s[r][p] = v_first(rest, v_fma(column, row, s[r][p]), s[r][p]);
+        }
     }
     UNROLL for (int r = 0; r < n_w; r++)
         out[r] = fold16(s[r]);
 }
 
 /* A single row of x: streams far apart, as in few_rows(). */
-INLINE void single_row(float *out, const float *x, const unsigned char *w, int64_t w_bytes, int64_t n, int64_t first,
-                       int64_t last, const colibri_dtype dtype)
+INLINE void single_row(const block *b, int64_t first, int64_t last, const colibri_dtype dtype)
 {
     const int64_t run = (last - first) / TILE_W1;
     float dot[TILE_W1];
     for (int64_t i = first; i < first + run; i++) {
-        dots(dot, TILE_W1, x, w + i * w_bytes, run * w_bytes, dtype, n);
+        dots(dot, TILE_W1, b->x, b->w + i * b->w_bytes, run * b->w_bytes, dtype, b->n);
         for (int r = 0; r < TILE_W1; r++)
-            out[i + r * run] = dot[r];
+            b->out[i + r * run] = dot[r];
     }
     for (int64_t i = first + TILE_W1 * run; i < last; i++)
-        dots(out + i, 1, x, w + i * w_bytes, w_bytes, dtype, n);
-}
-
-INLINE void matmul_as(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, int64_t first,
-                      int64_t last, float *sums, const colibri_dtype dtype)
-{
-    block b = {out, out_stride, m, packed, w->data, w->cols * size_of(dtype), w->cols, true, true};
-    if (m == 1)
-        single_row(out, packed, b.w, b.w_bytes, b.n, first, last, dtype);
-    else if (m < FEW)
-        few_rows(&b, first, last, sums, dtype);
-    else
-        for (int64_t r = first; r < last; r += MATMUL_GROUP) {
-            block group = b;
-            many_rows(&group, w->cols, r, last - r < MATMUL_GROUP ? last : r + MATMUL_GROUP, sums, dtype);
-        }
+        dots(b->out + i, 1, b->x, b->w + i * b->w_bytes, b->w_bytes, dtype, b->n);
 }
 
 static void matmul(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
                    int64_t first, int64_t last, float *sums)
 {
-    if (w->dtype == COLIBRI_F32)
-        matmul_as(out, out_stride, packed, m, w, first, last, sums, COLIBRI_F32);
+    const block all = {out, out_stride, m, packed, w->data, w->cols * size_of(w->dtype), w->cols, w->dtype, true, true};
+    if (m > 1 && m < FEW)
+        few_rows(&all, first, last, sums);
+    else if (m > 1)
+        for (int64_t r = first; r < last; r += MATMUL_GROUP) {
+            block group = all;
+            many_rows(&group, w->cols, r, last - r < MATMUL_GROUP ? last : r + MATMUL_GROUP, sums);
+        }
+    else if (w->dtype == COLIBRI_F32)
+        single_row(&all, first, last, COLIBRI_F32);
     else if (w->dtype == COLIBRI_BF16)
-        matmul_as(out, out_stride, packed, m, w, first, last, sums, COLIBRI_BF16);
+        single_row(&all, first, last, COLIBRI_BF16);
     else
-        matmul_as(out, out_stride, packed, m, w, first, last, sums, COLIBRI_F16);
+        single_row(&all, first, last, COLIBRI_F16);
     if (bias != NULL && bias->data != NULL)
         for (int64_t i = 0; i < m; i++)
             for (int64_t r = first; r < last; r++)
