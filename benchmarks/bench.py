@@ -2,7 +2,7 @@
 makes itself.
 
     python benchmarks/bench.py --quick                       a useful part in under three minutes
-    python benchmarks/bench.py                               everything (hours; about 30 GB of cache)
+    python benchmarks/bench.py                               everything (hours; about 35 GB of cache)
     python benchmarks/bench.py --models fine --measures decode --samples 31
     python benchmarks/bench.py --checkpoint FOLDER           a checkpoint of your own
     python benchmarks/bench.py --report RESULT.json          the tables and the plot of an earlier run

@@ -42,11 +42,11 @@ def compiler() -> str:
 
 
 def compile_c(source: Path, cache: Path, *arguments: str, depends: bytes = b"") -> Path:
-    """Compiles one C file for this machine, once for each content of it, the header beside it and `depends`."""
+    """Compiles one C file for this machine, once for each content of it, the headers beside it and `depends`."""
     command = [compiler(), "-O3", "-ffp-contract=fast", "-pthread"]
     text = (
         source.read_bytes()
-        + (SOURCES / "fma_peak.h").read_bytes()
+        + b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
         + " ".join([*command, *arguments]).encode()
         + depends
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from contenders import OURS, TITLES, Contender, ContenderError
 from harness import Cell, Probe, Sample, interleave
 from models import Spec
@@ -139,9 +141,6 @@ class Checkpoint:
         """(peer, largest difference of a logit from ours, largest logit) after the same ids: all run the same
         network.
         """
-        import base64
-
-        import numpy as np
 
         def last(engine: Contender) -> np.ndarray[Any, np.dtype[np.float32]]:
             return np.frombuffer(base64.b64decode(engine.ask("logits", tokens=tokens)), np.float32)

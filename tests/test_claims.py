@@ -96,6 +96,13 @@ def test_two_layouts_hold_the_same_matrices_in_other_places(name: str) -> None:
     assert [layout.by_matrix(shape, 5, m) for m in range(3)] == [5, 5 + shape.experts, 5 + 2 * shape.experts]
 
 
+def test_a_layout_is_judged_by_the_hits_it_adds() -> None:
+    """68 to 94 % were said; a smaller step fails, and hits of one layout alone say nothing."""
+    assert layout.verdict({"interleaved": 0.95, "by matrix": 0.60}) == claim.HOLDS
+    assert layout.verdict({"interleaved": 0.95, "by matrix": 0.94}) == claim.FAILS
+    assert layout.verdict({"interleaved": 0.95}) == layout.verdict({}) == claim.UNMEASURABLE
+
+
 def test_pages_begin_at_a_huge_page_and_hold_numbers_near_one() -> None:
     """Alignment cannot favour one kind of pages, and products stay finite in both dtypes."""
     for huge in (False, True):
@@ -103,6 +110,16 @@ def test_pages_begin_at_a_huge_page_and_hold_numbers_near_one() -> None:
         assert pages.address % (2 << 20) == 0 and len(pages.bytes) == 4 << 20
         assert np.abs(pages.bytes.view(np.float32) - 1).max() < 0.1
         assert huge or pages.huge_bytes() == 0
+
+
+def test_one_row_meets_matrices_of_other_lengths(plan: Plan) -> None:
+    """Down after gate, as a token does it: the last product is NumPy's."""
+    drawn = np.random.default_rng(0)
+    gate, down = (drawn.standard_normal(shape, np.float32) for shape in ((96, 64), (64, 96)))
+    x, out = drawn.standard_normal(96, np.float32), np.empty(96, np.float32)
+    matrices = (engine.Matrix * 2)(*(engine.Matrix(w.ctypes.data, engine.F32, *w.shape) for w in (gate, down)))
+    assert engine.stages(plan).matmul_seconds(matrices, 2, x.ctypes.data, 1, out.ctypes.data) > 0
+    assert np.allclose(out[:64], down @ x, rtol=1e-4, atol=1e-4)
 
 
 # ---- limits ------------------------------------------------------------------------------------------------------

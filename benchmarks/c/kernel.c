@@ -5,15 +5,14 @@
  * Weights of MEGABYTES lie in memory as matrices of the size that an expert has ([3584, 1024] and [1024, 3584]); each call takes
  * the next matrix, so weights come from memory and not from a cache. Pages are 4 KiB, as those of a mapped file. One line of JSON
  * for each (dtype, K, rows): GFLOP/s, and the peak just before and just after. */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "../../csrc/kernels/kernels.h"
 #include "../../csrc/utils/threads.h"
+#include "clock.h"
 #include "fma_peak.h"
 
 enum { MAX_ROWS = MATMUL_ROWS, WIDE = 3584, NARROW = 1024, ROOM = MATMUL_SUMS + MAX_ROWS * WIDE };
@@ -26,12 +25,6 @@ typedef struct job {
     int64_t rows, fma_rounds;
     volatile float sink[COLIBRI_MAX_THREADS];
 } job;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void multiply(void *argument, int64_t first, int64_t last, int thread) {
     const job *j = argument;
@@ -54,7 +47,8 @@ static double peak(threads *pool, job *j) { /* GFLOP/s */
     return fma_operations(j->fma_rounds) * n / (now() - begin) * 1e-9;
 }
 
-static void measure(threads *pool, job *j, unsigned char *weights, size_t n_bytes, colibri_dtype dtype, int64_t cols, double seconds) {
+static void measure(threads *pool, job *j, unsigned char *weights, size_t n_bytes, colibri_dtype dtype, int64_t cols,
+                    double seconds) {
     static const int row_counts[] = {1, 2, 4, 16, 64};
     const size_t element = dtype == COLIBRI_F32 ? 4 : 2;
     const int64_t rows = cols == NARROW ? WIDE : NARROW;
@@ -76,8 +70,9 @@ static void measure(threads *pool, job *j, unsigned char *weights, size_t n_byte
             spent = now() - begin;
         }
         const double rate = 2.0 * (double)(rows * cols * j->rows) * (double)calls / spent * 1e-9;
-        printf("{\"isa\": \"%s\", \"dtype\": \"%s\", \"K\": %d, \"rows\": %d, \"gflops\": %.3f, \"before\": %.3f, \"after\": %.3f}\n",
-               j->k->name, element == 4 ? "f32" : "bf16", (int)cols, (int)j->rows, rate, before, peak(pool, j));
+        printf("{\"isa\": \"%s\", \"dtype\": \"%s\", \"K\": %d, \"rows\": %d, ", j->k->name, element == 4 ? "f32" : "bf16", (int)cols,
+               (int)j->rows);
+        printf("\"gflops\": %.3f, \"before\": %.3f, \"after\": %.3f}\n", rate, before, peak(pool, j));
         fflush(stdout);
     }
 }

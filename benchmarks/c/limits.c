@@ -6,8 +6,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 
+#include "clock.h"
 #include "fma_peak.h"
 
 enum { MAX_THREADS = 256, MAX_STREAMS = 8, LINE = 64 };
@@ -29,12 +29,6 @@ typedef struct task {
     double begin, end;
     float sink;
 } task;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 typedef uint64_t line_vector __attribute__((vector_size(32)));
 

@@ -1,9 +1,9 @@
 /* selection.c: four ways to choose the two best experts, as a shared library for claims/selection.py. It is compiled together
  * with the engine's own topk.c. */
 #include <stdlib.h>
-#include <time.h>
 
 #include "../../csrc/kernels/kernels.h"
+#include "clock.h"
 
 enum { NETWORK, QSORT, SCAN, PUBLISHED };
 
@@ -57,12 +57,6 @@ static void published_two(int32_t *ids, const float *scores, int64_t n) {
     larger_first(&all[0], &all[1]);
     ids[0] = all[0].id;
     ids[1] = all[1].id;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* scores [rows, n] -> ids [rows, 2], `repeats` times; the seconds of it all. n >= 2. */

@@ -2,10 +2,10 @@
  * the scripts of claims/. It is compiled together with the few files of the engine that it needs, and with one table of kernels
  * instead of all, so that it is there within seconds. */
 #include <stdlib.h>
-#include <time.h>
 
 #include "../../csrc/core/router.h"
 #include "../../csrc/kernels/tables.h"
+#include "clock.h"
 
 #if defined(__x86_64__)
 #define TABLE kernels_avx2
@@ -15,22 +15,17 @@
 
 const kernels *kernels_in_force(void) { return &TABLE; }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Seconds of the products of x [m, cols], m <= MATMUL_ROWS, with each of `count` matrices, one after the other; -1: no memory. */
+/* Seconds of the products of x [m, cols], m <= MATMUL_ROWS, with each of `count` matrices, one after the other; -1: no memory. All
+ * have the same cols, but for m = 1: a single row is not packed. */
 double matmul_seconds(const matrix *matrices, int64_t count, const float *x, int64_t m, float *out) {
     const int64_t cols = matrices[0].cols;
     float *sums = malloc(sizeof(float) * (size_t)(MATMUL_SUMS + packed_floats(m, cols))), *packed = sums + MATMUL_SUMS;
     if (sums == NULL) return -1.0;
-    TABLE.pack(packed, x, cols, m, cols);
+    if (m > 1) TABLE.pack(packed, x, cols, m, cols);
     const double begin = now();
     for (int64_t i = 0; i < count; i++) {
         const matrix *w = &matrices[i];
-        TABLE.matmul(out, w->rows, packed, m, w, NULL, 0, w->rows, sums);
+        TABLE.matmul(out, w->rows, m > 1 ? packed : x, m, w, NULL, 0, w->rows, sums);
     }
     const double seconds = now() - begin;
     free(sums);

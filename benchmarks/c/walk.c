@@ -1,5 +1,5 @@
-/* walk.c: walk LAYOUT: reads the weights of one token's experts as a matrix-vector product does, for a simulator of caches. LAYOUT
- * is "interleaved" (an expert's matrices side by side) or "by matrix" (all gates, all ups, all downs). */
+/* walk.c: walk LAYOUT: reads the weights of one token's experts as a matrix-vector product does, for a simulator of caches.
+ * LAYOUT is "interleaved" (an expert's matrices side by side) or "by matrix" (all gates, all ups, all downs). */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,8 @@ int main(int argc, char **argv) {
         for (int m = 0; m < 3; m++) {
             const size_t place = interleaved ? (size_t)(3 * expert + m) : (size_t)(m * EXPERTS + expert);
             const int cols = m < 2 ? HIDDEN : WIDTH;
-            for (int r = 0; r < MATRIX / cols; r++) total += row_product(weights + place * MATRIX + (size_t)r * (size_t)cols, x, cols);
+            const float *w = weights + place * MATRIX;
+            for (int r = 0; r < MATRIX / cols; r++) total += row_product(w + (size_t)r * (size_t)cols, x, cols);
         }
     }
     printf("%g\n", (double)total);

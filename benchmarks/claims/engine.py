@@ -116,9 +116,7 @@ class Pages:
     """
 
     def __init__(self, n_bytes: int, huge: bool) -> None:
-        self._map = mmap.mmap(
-            -1, n_bytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )  # shared memory gets none
+        self._map = mmap.mmap(-1, n_bytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
         if advice is None:
             raise FileNotFoundError("this system has no advice on huge pages")
@@ -148,7 +146,7 @@ class Pages:
 
 def products(plan: Plan, choose: Callable[[], list[tuple[int, int, int]]], dtype: int, m: int) -> Callable[[], Sample]:
     """A contender: the rate (GB/s of weights for m = 1, else GFLOP/s) of products of m rows with the matrices
-    (address, rows, cols) that `choose` gives anew each time.
+    (address, rows, cols) that `choose` gives anew each time; all of the same cols when m > 1.
     """
     library = stages(plan)
     widest = max(max(rows, cols) for _, rows, cols in choose())
