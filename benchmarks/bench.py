@@ -24,7 +24,7 @@ import models
 import plot
 from contenders import OURS, TITLES, ContenderError, available
 from harness import Cell, limit_ratio, summary
-from measures import batching, capture, decode, kernel, load, prefill, scaling
+from measures import batching, capture, decode, instructions, kernel, load, prefill, scaling, steady, threads
 from report import Run, markdown, number, write
 from suite import Checkpoint, Plan, say
 
@@ -35,7 +35,13 @@ OF_A_CHECKPOINT: dict[str, Callable[[Checkpoint], Iterator[Cell]]] = {
     "batching": batching.run,
     "capture": capture.run,
 }
-OF_A_RUN: dict[str, Callable[[Plan], Iterator[Cell]]] = {"scaling": scaling.run, "kernel": kernel.run}
+OF_A_RUN: dict[str, Callable[[Plan], Iterator[Cell]]] = {
+    "scaling": scaling.run,
+    "kernel": kernel.run,
+    "threads": threads.run,
+    "instructions": instructions.run,
+    "steady": steady.run,
+}
 MEASURES = (*OF_A_CHECKPOINT, *OF_A_RUN)
 PEERS = ("llama", "transformers")
 AGREEMENT_TOKENS = 16
@@ -66,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--contexts", type=numbers, help="tokens before decoding (default: 0,512,2048)")
     options.add_argument("--samples", type=int, help="interleaved samples of each figure (default: 5)")
     options.add_argument("--seconds", type=float, help="of one sample, at least (default: 1)")
+    options.add_argument("--steady-seconds", type=float, help="of generation in the measure steady (default: 600)")
     options.add_argument(
         "--cache", type=Path, default=models.default_cache(), help="where random models are kept (default: %(default)s)"
     )
@@ -98,6 +105,7 @@ def filled(given: argparse.Namespace) -> argparse.Namespace:
         "contexts": (0, 512, 2048),
         "samples": 5,
         "seconds": 1.0,
+        "steady_seconds": 600.0,
     }
     quick = {
         "models": ["coarse"],
@@ -212,11 +220,23 @@ def main() -> int:
         peers=tuple(name for name in given.peers if name in versions),
         limits="the machine's limits" not in missing,
         process_rounds=min(given.samples, 2) if given.quick else given.samples,
+        steady_seconds=given.steady_seconds,
         scaling_base=(models.TINY, models.TINY) if small else (models.COARSE, models.FINE),
     )
     arguments: dict[str, Any] = {
         k: getattr(given, k)
-        for k in ("models", "dtypes", "threads", "measures", "peers", "prompts", "contexts", "seconds", "quick")
+        for k in (
+            "models",
+            "dtypes",
+            "threads",
+            "measures",
+            "peers",
+            "prompts",
+            "contexts",
+            "seconds",
+            "steady_seconds",
+            "quick",
+        )
     }
     run = Run(machine.describe(), {**arguments, "rounds": given.samples}, versions, missing)
 

@@ -190,26 +190,48 @@ def curves(cells: Sequence[Cell]) -> str:
     return table(["model", "dtype", "threads", "axis", "work", "unit", "medians", "shape"], rows)
 
 
-def batches(cells: Sequence[Cell]) -> str:
-    head = [
-        "model",
-        "dtype",
-        "threads",
-        "tokens",
-        *(f"{way}, tokens/s" for way in cells[0].samples),
-        "at once / one by one",
-    ]
-    return table(
-        head,
-        (
-            [
-                *(str(cell.point[key]) for key in ("model", "dtype", "threads", "tokens")),
-                *map(with_spread, cell.samples.values()),
-                ratio_text(paired_ratio(*cell.samples.values())),
-            ]
-            for cell in cells
-        ),
+def pairs(cells: Sequence[Cell], last: Sequence[str]) -> str:
+    """Two ways of doing the same, and the first over the second."""
+    names = list(cells[0].samples)
+    rows = (
+        [
+            *(str(cell.point.get(key, "–")) for key in last),
+            *map(with_spread, cell.samples.values()),
+            ratio_text(paired_ratio(*cell.samples.values())),
+        ]
+        for cell in cells
     )
+    return table([*last, *(f"{name}, {cells[0].unit}" for name in names), " / ".join(names)], rows)
+
+
+def instructions(cells: Sequence[Cell]) -> str:
+    """Counts, which repeat: a difference of thousandths is one."""
+    names = list(cells[0].samples)
+    rows = (
+        [
+            *(str(cell.point[key]) for key in ("model", "dtype", "work", "tokens", "isa")),
+            *(number(summary(taken).median) for taken in cell.samples.values()),
+            f"{100 * (paired_ratio(*cell.samples.values()).median - 1):+.3f} %",
+        ]
+        for cell in cells
+    )
+    return table(["model", "dtype", "work", "tokens", "code path", *names, "more"], rows)
+
+
+def tenths(cells: Sequence[Cell]) -> str:
+    """What was sampled one after the other while the same went on."""
+    rows = []
+    for cell in cells:
+        taken = cell.samples[OURS]
+        shares = [number(s.value / s.limit) for s in taken if s.limit]
+        rows.append(
+            [f"{cell.measure}, {cell.unit}"]
+            + [str(cell.point[key]) for key in ("model", "dtype", "threads", "seconds")]
+            + [number(taken[place].value) for place in (0, len(taken) // 2, -1)]
+            + [", ".join(number(s.value) for s in taken), ", ".join(shares) or "–"]
+        )
+    head = ["what", "model", "dtype", "threads", "seconds", "first", "middle", "last", "all", "of the read ceiling"]
+    return table(head, rows)
 
 
 def kernels(cells: Sequence[Cell]) -> str:
@@ -262,11 +284,15 @@ def markdown(run: Run, plot: str | None = None) -> str:
     sections = (
         ("Decode", ("decode",), lambda c: speeds(c, "context", "GB/s")),
         ("Prefill", ("prefill",), lambda c: speeds(c, "tokens", "GFLOP/s")),
-        ("A prompt at once", ("batching",), batches),
+        ("A prompt at once", ("batching",), lambda c: pairs(c, ("model", "dtype", "threads", "tokens"))),
         ("Load and memory", memory, lambda c: costs(c, ("model", "dtype", "threads", "tokens"))),
         ("Cost of looking", ("capture",), captures),
+        ("Instructions of looking at nothing", ("instructions",), instructions),
         ("Scaling", ("scaling",), curves),
         ("Kernel alone", ("kernel",), kernels),
+        ("An empty task of the threads", ("barrier",), lambda c: costs(c, ("threads",))),
+        ("Beside a busy process", ("loaded",), lambda c: pairs(c, ("model", "dtype", "work"))),
+        ("Going on", ("steady", "steady memory"), tenths),
     )
     for heading, measures, make in sections:
         if cells := of(run, *measures):

@@ -34,6 +34,7 @@ class Plan:
     probe_seconds: float = 0.25
     void_above: float = 0.10
     process_rounds: int = 5  # of what takes a process of its own for each sample: load, kernel
+    steady_seconds: float = 600.0  # of generation, over which speed and memory stay
     scaling_base: tuple[Spec, Spec] | None = None  # the models that curves over layers and over experts vary
 
     @property

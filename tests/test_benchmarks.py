@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,14 +18,17 @@ import bench
 import contenders
 import goals
 import harness
+import limits
 import ml_dtypes
 import models
 import numpy as np
+import programs
 import pytest
 import report
 import serve
 from harness import Cell, Probe, Sample
-from measures import decode, prefill
+from measures import decode, instructions, prefill, steady, threads
+from suite import Plan
 
 import colibri_lab as lab
 
@@ -195,10 +199,10 @@ def test_bytes_of_a_token_are_its_weights_and_its_context(ours: contenders.Conte
         for name, shape in models.tensors(t)
         if "embed" not in name
     )
-    with contenders.Contender("limits", cache) as limits:
-        limits.ask("map", steps=ours.ask("call", method="layout"))
-        assert limits.ask("token_bytes") == 4 * elements
-        assert limits.ask("read_gbs", threads=2, seconds=0.0) > 0
+    with contenders.Contender("limits", cache) as machine:
+        machine.ask("map", steps=ours.ask("call", method="layout"))
+        assert machine.ask("token_bytes") == 4 * elements
+        assert machine.ask("read_gbs", threads=2, seconds=0.0) > 0
     kv_bytes = ours.ask("configure", threads=1, max_tokens=200)["kv_bytes"]
     assert kv_bytes == t.layers * 2 * t.kv_heads * (t.hidden // t.heads) * 4
     assert decode.token_bytes(1000, 8, 512) - decode.token_bytes(1000, 8, 0) == 8 * 512
@@ -294,6 +298,86 @@ def test_a_failing_engine_says_why_and_can_be_asked_again(ours: contenders.Conte
     assert ours.ask("prefill", tokens=3, seconds=0.0)["prompts"] == 1
 
 
+# ---- threads, instructions, a long run ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_plan(cache: Path) -> Plan:
+    return Plan(
+        cache, threads=(1,), rounds=2, seconds=0.001, prompts=(8,), contexts=(0,), peers=(), limits=False,
+        scaling_base=(models.TINY, models.TINY), steady_seconds=0.0,
+    )  # fmt: skip
+
+
+def test_an_empty_task_of_threads_takes_its_median_batch(small_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample per round, in microseconds, between the fastest and the slowest batch of that round."""
+    needed = [
+        programs.ROOT / "csrc" / "utils" / f"{name}.c" for name in ("threads", "status", "cpu_quota", "system_file")
+    ]
+
+    def with_threads_alone(name: str, cache: Path) -> Path:
+        include = f"-I{programs.ROOT / 'csrc' / 'include'}"
+        return limits.compile_c(limits.SOURCES / f"{name}.c", cache, *programs.DEFINES, include, *map(str, needed))
+
+    monkeypatch.setattr(threads, "on_engine", with_threads_alone)
+    monkeypatch.setattr(threads, "BATCHES", 5000)  # five in a millisecond
+    (cell,) = threads.alone(small_plan)
+    assert len(cell.samples["colibri"]) == 2
+    assert all(0 < s.extra["fastest"] <= s.value <= s.extra["slowest"] for s in cell.samples["colibri"])
+
+
+def test_two_threads_are_compared_with_one_beside_a_busy_process(small_plan: Plan) -> None:
+    """Both speeds of each round, for a prompt and for written tokens."""
+    cells = list(threads.loaded(small_plan))
+    assert [cell.point["work"] for cell in cells] == ["prefill", "decode"]
+    for cell in cells:
+        assert list(cell.samples) == ["2 threads", "1 thread"]
+        assert all(len(taken) == 2 and all(s.value > 0 for s in taken) for taken in cell.samples.values())
+
+
+def test_the_busy_process_outlives_neither_the_measure_nor_the_suite() -> None:
+    """It runs inside the block alone, and ends by itself when its parent is another."""
+    with threads.busy_process() as process:
+        assert process.poll() is None
+    assert process.returncode is not None
+    subprocess.run([sys.executable, "-c", threads.BUSY, "-1"], timeout=60, check=True)
+
+
+@pytest.mark.parametrize(("flags", "asks"), [("-O2", True), ("-O2 -DCOLIBRI_WITHOUT_CAPTURE", False)])
+def test_stages_without_capture_never_ask_for_it(flags: str, asks: bool, request: pytest.FixtureRequest) -> None:
+    """The object that the count of instructions is compared with has no call of session_keeps; the engine's has."""
+    folder = f"{programs.FOLDER}/tests-{'with' if asks else 'without'}-capture"
+    stages = programs.engine_file("core/stages.o", folder, f"CFLAGS={flags}")
+    request.addfinalizer(lambda: shutil.rmtree(programs.ROOT / folder))
+    assert (b"session_keeps" in stages.read_bytes()) is asks
+
+
+def test_instructions_are_those_that_valgrind_collected(cache: Path, tmp_path: Path) -> None:
+    """The number comes from its report, the code path from the program; without a report its words are the reason."""
+    tool = tmp_path / "valgrind"
+    tool.write_text("#!/bin/sh\necho avx2\necho '==1== Collected : 6667376' >&2\n", encoding="utf-8")
+    tool.chmod(0o755)
+    assert instructions.counted(str(tool), tool, cache, 1) == (6667376, "avx2")
+    tool.write_text("#!/bin/sh\necho 'unhandled instruction' >&2\n", encoding="utf-8")
+    with pytest.raises(OSError, match="unhandled instruction"):
+        instructions.counted(str(tool), tool, cache, 1)
+
+
+def test_no_valgrind_is_a_reason_to_leave_it_out(small_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is built for it then."""
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match="valgrind is not installed"):
+        next(instructions.run(small_plan))
+
+
+def test_a_long_run_is_cut_into_tenths(small_plan: Plan) -> None:
+    """Ten speeds, and the memory at the start and after each."""
+    speed, memory = steady.run(small_plan)
+    assert len(speed.samples["colibri"]) == 10 and all(s.value > 0 for s in speed.samples["colibri"])
+    assert len(memory.samples["colibri"]) == 11
+    assert all(s.value > 1 for s in memory.samples["colibri"]) or sys.platform != "linux"
+
+
 # ---- report ------------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +431,52 @@ def test_a_goal_is_met_when_its_worst_cell_is() -> None:
     assert goals.judge(goal, [won, small]).word == "met"
     assert goals.judge(goal, [won, lost]).word == "not met (1 of 2 cells)"
     assert goals.judge(goal, []).word == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("measure", "taken", "figure", "word"),
+    [
+        ("steady", {"colibri": (10.0, 5.0, 9.5)}, 0.95, "met"),
+        ("steady", {"colibri": (10.0, 12.0, 8.5)}, 0.85, "not met (0 of 1 cells)"),
+        ("steady memory", {"colibri": (100.0, 150.0, 160.0, 155.0)}, 10.0, "met"),
+        ("steady memory", {"colibri": (100.0, 100.0, 120.0)}, 20.0, "not met (0 of 1 cells)"),
+        ("loaded", {"2 threads": (9.0, 8.0), "1 thread": (10.0, 8.0)}, 0.95, "met"),
+        ("barrier", {"colibri": (0.8, 0.9)}, 0.85, "not met (0 of 1 cells)"),
+        ("instructions", {"none": (1004.0,), "without capture": (1000.0,)}, 0.004, "met"),
+    ],
+)
+def test_goals_of_threads_instructions_and_a_long_run(
+    measure: str, taken: dict[str, tuple[float, ...]], figure: float, word: str
+) -> None:
+    """What grows before the first tenth is over is free; counts of the smallest model count."""
+    point: dict[str, Any] = {"model": "coarse", "threads": 2}
+    if measure == "instructions":
+        point = {"model": models.TINY.name}
+    cell = Cell(measure, "", point, {name: samples(*values) for name, values in taken.items()})
+    (verdict,) = [found for goal in goals.GOALS if (found := goals.judge(goal, [cell])).cells]
+    assert verdict.worst == pytest.approx(figure) and verdict.word == word
+
+
+def test_pairs_counts_and_tenths_have_their_tables() -> None:
+    """One row for each cell, with what it comes to."""
+    point = {"model": "coarse", "dtype": "bf16", "threads": 2, "seconds": 60, "work": "decode", "tokens": 64}
+    taken = samples(9, 8, 7)
+    for sample in taken:
+        sample.limit = 10.0
+    page = report.markdown(
+        a_run(
+            Cell("loaded", "tokens/s", point, {"2 threads": samples(9, 8), "1 thread": samples(10, 8)}),
+            Cell("instructions", "", {**point, "isa": "x"}, {"none": samples(1002), "without capture": samples(1000)}),
+            Cell("barrier", "µs", point, {"colibri": samples(0.5, 0.6)}, higher_is_better=False),
+            Cell("steady", "tokens/s", point, {"colibri": taken}),
+            Cell("steady memory", "MiB", point, {"colibri": samples(20, 22, 21)}, higher_is_better=False),
+        )
+    )
+    assert "| coarse | bf16 | decode | 8.5 (8–9) | 9 (8–10) | 0.95 [0.90, 1.00] |" in page
+    assert "| coarse | bf16 | decode | 64 | x | 1002 | 1000 | +0.200 % |" in page
+    assert "| barrier, µs | 2 | 0.55 (0.5–0.6) |" in page
+    assert "| steady, tokens/s | coarse | bf16 | 2 | 60 | 9 | 8 | 7 | 9, 8, 7 | 0.9, 0.8, 0.7 |" in page
+    assert "| steady memory, MiB | coarse | bf16 | 2 | 60 | 20 | 22 | 21 | 20, 22, 21 | – |" in page
 
 
 def test_a_straight_line_is_found() -> None:

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 from harness import Sample
 from limits import SOURCES, compile_c
-from measures.kernel import ROOT
+from programs import DEFINES, ROOT
 
 from claims.claim import Plan
 
 CSRC = ROOT / "csrc"
 FLAGS = ("-shared", "-fPIC", "-fvisibility=default", "-ffp-contract=off", f"-I{CSRC / 'include'}")
-DEFINES = ("-D_POSIX_C_SOURCE=200809L", "-D_DEFAULT_SOURCE")
 F32, BF16 = 0, 2  # colibri_dtype
 TABLES = {"x86_64": "kernels_avx2", "amd64": "kernels_avx2", "aarch64": "kernels_neon", "arm64": "kernels_neon"}
 GATES_RENORMALISED, GATES_RAW = 2, 4  # colibri_gate_mode

@@ -12,32 +12,16 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 from harness import Cell, Sample
-from limits import SOURCES, compile_c
+from programs import on_engine
 from suite import Plan
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MEGABYTES = 144  # at least 128 MiB, more than any cache here holds
 
 
-def build(cache: Path) -> Path:
-    """The program, on the engine as it is now. Raises OSError with the compiler's words."""
-    if not (ROOT / "csrc" / "Makefile").is_file():
-        raise FileNotFoundError("the engine's sources are not here; run the suite in the source tree")
-    library = ROOT / "build-engine" / "libcolibri.a"
-    done = subprocess.run(
-        ["make", "-C", str(ROOT / "csrc"), "../build-engine/libcolibri.a"], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise OSError(f"the engine does not compile: {done.stderr.strip()[-500:]}")
-    flags = ("-D_POSIX_C_SOURCE=200809L", "-D_DEFAULT_SOURCE", f"-I{ROOT / 'csrc' / 'include'}")
-    return compile_c(SOURCES / "kernel.c", cache, *flags, str(library), "-lm", depends=library.read_bytes())
-
-
 def run(plan: Plan, megabytes: int = MEGABYTES) -> Iterator[Cell]:
-    program = build(plan.cache)
+    program = on_engine("kernel", plan.cache)
     for threads in plan.threads:
         cells: dict[tuple[str, int, int], Cell] = {}
         for _ in range(plan.process_rounds):

@@ -6,6 +6,10 @@
 #include "experts.h"
 #include "router.h"
 
+#ifdef COLIBRI_WITHOUT_CAPTURE /* stages that cannot keep a tap: what benchmarks/measures/instructions.py compares with */
+#define session_keeps(s, t, layer) false
+#endif
+
 static float *rows(const session *s, tap t, int64_t layer)
 {
     return session_rows(s, t, layer);
