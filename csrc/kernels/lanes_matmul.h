@@ -251,8 +251,12 @@ INLINE void dots(float *out, const int n_w, const float *x, const unsigned char 
             s[r][p] = v_first(rest, v_fma(column, row, s[r][p]), s[r][p]);
         }
     }
-    UNROLL for (int r = 0; r < n_w; r++)
-        out[r] = fold16(s[r]);
+    UNROLL for (int r = 0; r < n_w / 4 * 4; r += 4) {
+        const vec four[4] = {fold_parts(s[r]), fold_parts(s[r + 1]), fold_parts(s[r + 2]), fold_parts(s[r + 3])};
+        v_fold4(out + r, four);
+    }
+    UNROLL for (int r = n_w / 4 * 4; r < n_w; r++)
+        out[r] = v_fold(fold_parts(s[r]));
 }
 
 /* A single row of x: streams far apart, as in few_rows(). */
