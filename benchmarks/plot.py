@@ -45,7 +45,8 @@ def bars(axes: Any, cells: Sequence[Cell], last: str, heading: str) -> None:
     names = ["{model} {dtype}\n{threads} thr, {at}".format(at=cell.point[last], **cell.point) for cell in cells]
     axes.set_xticks(range(len(cells)), names, fontsize=7, rotation=90)
     axes.set(title=heading, ylabel=cells[0].unit)
-    axes.legend(fontsize=8)
+    axes.margins(y=0.2)  # room for the legend
+    axes.legend(fontsize=8, loc="upper center", ncols=len(engines))
 
 
 def looking(axes: Any, cells: Sequence[Cell]) -> None:

@@ -113,6 +113,30 @@ def speeds(cells: Sequence[Cell], last: str, limit_unit: str) -> str:
     return table(head, rows)
 
 
+def in_short(run: Run, tokens: int = 512) -> str:
+    """The few figures that the README shows: a prompt and what is written after it, every engine beside ours."""
+    prefill = [cell for cell in of(run, "prefill") if cell.point["tokens"] == tokens]
+    written = {key(cell): cell for cell in of(run, "decode") if not cell.point["context"]}
+    pairs = [(cell, written[key(cell)]) for cell in prefill if key(cell) in written]
+    engines = [name for name in TITLES if any(name in cell.samples for pair in pairs for cell in pair)]
+    head = ["model", "threads", *(f"{what}: {title(n)}" for what in (f"prompt of {tokens}", "decode") for n in engines)]
+    head.append("decode of the read ceiling")
+    rows = []
+    for pair in pairs:
+        row = ["{model} {dtype}".format(**pair[0].point), str(pair[0].point["threads"])]
+        for cell in pair:
+            for name in engines:
+                s = summary(cell.samples.get(name, []))
+                ratio = paired_ratio(cell.samples[OURS], cell.samples.get(name, []))
+                row.append(number(s.median) + (f" ({ratio.median:.2f}×)" if name != OURS and ratio.pairs else ""))
+        rows.append([*row, f"{100 * limit_ratio(pair[1].samples[OURS]).median:.0f} %"])
+    return table(head, rows)
+
+
+def key(cell: Cell) -> tuple[Any, ...]:
+    return tuple(cell.point[name] for name in ("model", "dtype", "threads"))
+
+
 def costs(cells: Sequence[Cell], last: Sequence[str]) -> str:
     """Load and memory: smaller is better."""
     engines = [name for name in TITLES if any(name in cell.samples for cell in cells)]
@@ -280,6 +304,8 @@ def markdown(run: Run, plot: str | None = None) -> str:
     ]
     if plot:
         parts.append(f"![the same figures as bars and curves]({plot})\n")
+    if of(run, "prefill") and of(run, "decode"):
+        parts.append(f"## In short\n\nTokens/s; in brackets ours over that.\n\n{in_short(run)}")
     memory = ("load", "memory peak", "memory anonymous", "memory file")
     sections = (
         ("Decode", ("decode",), lambda c: speeds(c, "context", "GB/s")),
