@@ -62,6 +62,7 @@ def model_memory(model: Model) -> MemoryPanel:
     sessions = [_session_figures(session, mappings) for session in list(model._sessions)]
     kept = [block for address, block in blocks.items() if all(address not in session.addresses for session in sessions)]
     anonymous, kept_use = (_use(mappings, _ranges(some)) for some in (blocks.values(), kept))
+    n_failed, failed_bytes = core.failed_unmaps()
     values: dict[str, Any] = {
         "mapped": sum(size for _, size in files),
         "resident": file_use.resident,
@@ -72,7 +73,7 @@ def model_memory(model: Model) -> MemoryPanel:
         "swapped": anonymous.swapped,
         "kept_by_views": {"reserved": sum(block.mapped for block in kept), "resident": kept_use.resident},
         "copied_bytes": sum(session.panel["copied_bytes"] for session in sessions),
-        "failed_unmaps": core.failed_unmaps()[0],
+        "failed_unmaps": n_failed,
         "users": engine.users(),
         "sessions": [session.panel for session in sessions],
         "process": _process(),
@@ -84,10 +85,7 @@ def model_memory(model: Model) -> MemoryPanel:
             f"{_size(values['mapped'])} mapped, {_in_memory(file_use)}; the page cache's own, given back when memory "
             "is short",
         ),
-        (
-            "anonymous",
-            f"{_size(values['reserved'])} reserved, {_in_memory(anonymous)}",
-        ),
+        ("anonymous", f"{_size(values['reserved'])} reserved, {_in_memory(anonymous)}"),
         *((f"session {number}", session.line) for number, session in enumerate(sessions, 1)),
         ("kept by views alone", f"{_size(kept_use.resident)} in memory"),
         ("copied", f"{_size(values['copied_bytes'])} by resets under live views"),
@@ -98,9 +96,8 @@ def model_memory(model: Model) -> MemoryPanel:
             f"{_size(process['hugetlb'])} more from the pool of huge pages",
         ),
     ]
-    if values["failed_unmaps"]:
-        count, size = core.failed_unmaps()
-        rows.append(("not given back", f"{_size(size)}: the system refused {count} unmappings"))
+    if n_failed:
+        rows.append(("not given back", f"{_size(failed_bytes)}: the system refused {n_failed} unmappings"))
     return MemoryPanel(f"memory of {model.path.name or model.path}", rows, values)
 
 

@@ -105,6 +105,7 @@ class Model:
         use, weights that had to be copied, code path, threads of a session that asks for none and what limits them
         ("this machine", "affinity", "cgroup quota" or "COLIBRI_CPUS").
         """
+        cpus, limit = core.usable_cpus()
         tensors: dict[tuple[str, int], core.Weight] = {}
         for name in self.weights:  # a tied weight has two names and one place
             weight = self.weights.describe(name)
@@ -128,8 +129,8 @@ class Model:
             },
             "isa": core.isa(),
             "isa_available": list(core.isa_names()),
-            "threads": core.default_threads(),
-            "threads_limit": core.usable_cpus()[1],
+            "threads": cpus,
+            "threads_limit": limit,
             "engine_version": core.__version__,
         }
 

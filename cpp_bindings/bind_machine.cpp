@@ -28,15 +28,25 @@ static py::tuple census(const py::array &array)
     return py::make_tuple(counts.n_nan, counts.n_inf, counts.n_subnormal, counts.first_nonfinite);
 }
 
+static py::tuple usable_cpus()
+{
+    colibri_cpus cpus = colibri_usable_cpus();
+    return py::make_tuple(cpus.count, cpus.limit);
+}
+
+static py::tuple failed_unmaps()
+{
+    int64_t count, n_bytes;
+    colibri_failed_unmaps(&count, &n_bytes);
+    return py::make_tuple(count, n_bytes);
+}
+
 void bind_machine(py::module_ &m)
 {
     m.attr("__version__") = colibri_version();
     m.def("isa", &colibri_isa, "The code path in force.");
     m.def("isa_names", &isa_names, "Code paths that this build and this CPU can run, best first.");
-    m.def("usable_cpus", [] { colibri_cpus cpus = colibri_usable_cpus(); return py::make_tuple(cpus.count, cpus.limit); },
-          "(count, what says so) of the CPUs that this process may use.");
-    m.def("failed_unmaps", [] { int64_t count, n_bytes; colibri_failed_unmaps(&count, &n_bytes); return py::make_tuple(count, n_bytes); },
-          "(count, bytes) of mappings that the system refused to take back.");
-    m.def("default_threads", &colibri_default_threads, "Threads that affinity and cgroup quota give.");
+    m.def("usable_cpus", &usable_cpus, "(count, what says so) of the CPUs that this process may use.");
+    m.def("failed_unmaps", &failed_unmaps, "(count, bytes) of mappings that the system refused to take back.");
     m.def("census", &census, py::arg("array"), "(NaN, Inf, subnormal, flat index of the first non-finite value or -1), counted by bit pattern.");
 }

@@ -26,11 +26,6 @@ colibri_cpus colibri_usable_cpus(void)
     return cpus;
 }
 
-int colibri_default_threads(void)
-{
-    return colibri_usable_cpus().count;
-}
-
 void colibri_failed_unmaps(int64_t *count, int64_t *n_bytes)
 {
     pages_failures(count, n_bytes);

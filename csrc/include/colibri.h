@@ -301,14 +301,13 @@ size_t colibri_isa_count(void);              /* paths that this build and this C
 const char *colibri_isa_name(size_t index);
 
 /* CPUs that this process may use: its affinity, or the quota of its control group when that is less; the environment variable
- * COLIBRI_CPUS overrides both. */
+ * COLIBRI_CPUS overrides both. A session that asks for no number of threads has one for each. */
 typedef struct colibri_cpus {
     int count;         /* 1 to COLIBRI_MAX_THREADS */
     const char *limit; /* what says so: "this machine", "affinity", "cgroup quota" or "COLIBRI_CPUS" */
 } colibri_cpus;
 
 colibri_cpus colibri_usable_cpus(void);
-int colibri_default_threads(void); /* one for each of these CPUs */
 const char *colibri_version(void);
 
 #if defined(__GNUC__)

@@ -17,9 +17,10 @@
 
 #include "../utils/matrix.h"
 
-/* Rows of x in one product, and rows of w that the partial sums of one product can wait for: 16 for each output. */
+/* Rows of x in one product; rows of w whose partial sums, 16 for each output, wait together in memory. */
 enum { MATMUL_ROWS = 64, MATMUL_GROUP = 24, MATMUL_SUMS = MATMUL_ROWS * MATMUL_GROUP * 16 };
 
+/* Floats that m packed rows of n numbers take. */
 static inline int64_t packed_floats(int64_t m, int64_t n)
 {
     return m * ((n + 15) / 16 * 16);
@@ -34,8 +35,8 @@ typedef struct kernels {
 
     /* out[i][r] = dot(x[i], w[r], w->cols) (+ bias[r], added after the fold) for 0 <= i < m and first <= r < last.
      * x is packed; row i of out begins at out + i * out_stride. bias may be NULL or have data == NULL. Weights are widened
-     * exactly on the way. sums is room for MATMUL_SUMS floats, which a single row does without. The order of outputs is free; each is
-     * computed as if alone. */
+     * exactly on the way. sums is room for MATMUL_SUMS floats, which a single row does without. The order of outputs is free;
+     * each is computed as if alone. */
     void (*matmul)(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
                    int64_t first, int64_t last, float *sums);
 

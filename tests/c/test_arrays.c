@@ -68,7 +68,7 @@ static void test_the_machine_says_what_it_runs(void)
         found = found || strcmp(colibri_isa_name(i), colibri_isa()) == 0;
     CHECK(found && colibri_isa_name(colibri_isa_count()) == NULL);
     CHECK(strcmp(colibri_isa_name(colibri_isa_count() - 1), "scalar") == 0);
-    CHECK(colibri_default_threads() >= 1 && colibri_version()[0] != '\0');
+    CHECK(colibri_usable_cpus().count >= 1 && colibri_usable_cpus().limit != NULL && colibri_version()[0] != '\0');
 }
 
 int main(void)

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,9 +11,6 @@
 #include "utils/atomics.h"
 #include "utils/memory.h"
 #include "utils/system_file.h"
-
-#include <sys/resource.h>
-#include <unistd.h>
 
 static colibri_message message;
 
