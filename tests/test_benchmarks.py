@@ -320,7 +320,6 @@ def test_an_empty_task_of_threads_takes_its_median_batch(small_plan: Plan, monke
         return limits.compile_c(limits.SOURCES / f"{name}.c", cache, *programs.DEFINES, include, *map(str, needed))
 
     monkeypatch.setattr(threads, "on_engine", with_threads_alone)
-    monkeypatch.setattr(threads, "BATCHES", 5000)  # five in a millisecond
     (cell,) = threads.alone(small_plan)
     assert len(cell.samples["colibri"]) == 2
     assert all(0 < s.extra["fastest"] <= s.value <= s.extra["slowest"] for s in cell.samples["colibri"])

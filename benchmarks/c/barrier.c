@@ -1,13 +1,16 @@
 /* barrier.c: what it costs to hand a task to the threads of the engine and to wait for them: tasks that do nothing.
  *
- *   barrier THREADS BATCHES RUNS
+ *   barrier THREADS SECONDS
  *
- * One line for each batch: microseconds of a run, as the mean of RUNS of them. */
+ * One line for each batch: microseconds of a run, as the mean of RUNS of them. Batches are short, so that the median passes over
+ * those in which the system took a thread away. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "../../csrc/utils/threads.h"
+
+enum { RUNS = 100 };
 
 static double now(void) {
     struct timespec t;
@@ -25,16 +28,18 @@ static void nothing(void *argument, int64_t first, int64_t last, int thread) {
 int main(int argc, char **argv) {
     colibri_message message;
     threads *pool = NULL;
-    if (argc != 4 || threads_create(atoi(argv[1]), &pool, &message) != COLIBRI_OK) {
-        fprintf(stderr, "barrier THREADS BATCHES RUNS: %s\n", argc != 4 ? "three arguments" : message.text);
+    if (argc != 3 || threads_create(atoi(argv[1]), &pool, &message) != COLIBRI_OK) {
+        fprintf(stderr, "barrier THREADS SECONDS: %s\n", argc != 3 ? "two arguments" : message.text);
         return 1;
     }
-    const long batches = atol(argv[2]), runs = atol(argv[3]);
-    for (long b = 0; b < batches; b++) {
-        const double begin = now();
-        for (long r = 0; r < runs; r++) threads_run(pool, nothing, NULL, threads_count(pool));
-        printf("%.4f\n", (now() - begin) / (double)runs * 1e6);
-    }
+    double begin, end = now();
+    const double stop = end + atof(argv[2]);
+    do {
+        begin = end;
+        for (int r = 0; r < RUNS; r++) threads_run(pool, nothing, NULL, threads_count(pool));
+        end = now();
+        printf("%.4f\n", (end - begin) / RUNS * 1e6);
+    } while (end < stop);
     threads_free(pool);
     return 0;
 }

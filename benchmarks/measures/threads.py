@@ -23,8 +23,6 @@ from programs import on_engine
 from suite import Plan
 
 THREADS = 2
-RUNS = 1000  # of a batch: about half a millisecond
-BATCHES = 1000  # in a second of a sample
 DTYPE = "bf16"
 PROMPT = 512
 BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"  # ends with the suite, however that ends
@@ -39,7 +37,7 @@ def run(plan: Plan) -> Iterator[Cell]:
 
 def alone(plan: Plan) -> Iterator[Cell]:
     program = on_engine("barrier", plan.cache)
-    command = [str(program), str(THREADS), str(max(1, round(BATCHES * plan.seconds))), str(RUNS)]
+    command = [str(program), str(THREADS), str(plan.seconds)]
 
     def sample() -> Sample:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
