@@ -1,4 +1,4 @@
-"""The compiled engine, or a sentence that says how to build it. Only memory, model, session and tape import this."""
+"""The compiled engine, or a sentence that says how to build it. Only generate, memory, model and session import this."""
 
 from __future__ import annotations
 

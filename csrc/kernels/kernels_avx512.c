@@ -16,7 +16,7 @@
 #define TABLE kernels_avx512
 #define NAME "avx512"
 #define LANES 16
-#define TILE_X 4 /* 4 x 6 sums: 24 of 32 registers; a strip's 6 and x's one fit beside them */
+#define TILE_X 4 /* 4 x 6 sums: 24 of 32 registers; six weights and one x fit beside them */
 #define TILE_W 6
 #define TILE_W1 8 /* 8 chains cover the latency of two FMA units */
 
