@@ -1,4 +1,4 @@
-"""The compiled engine, or a sentence that says how to build it. Only generate, memory, model and session import this."""
+"""The compiled engine, or a sentence that says how to build it: for generate, memory, model and session alone."""
 
 from __future__ import annotations
 

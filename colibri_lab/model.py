@@ -139,12 +139,12 @@ class Model:
 
         Weights: `mapped` (files), of it `resident` (in this process' memory and shared with the page cache, so the
         system takes it back when memory is short), of that `huge_file` (on huge pages). Anonymous memory of sessions,
-        and of views that outlive them: `reserved`, of it `anonymous` (in memory), of that `huge` (on huge pages);
-        `swapped`; `kept_by_views` (`reserved` and `resident` of blocks that no session uses any more). `copied_bytes`
-        over all open sessions. `sessions`: what `session.memory()` says of each open one. `process`: `resident` size
-        of the whole process, split into `file`, `anonymous` and `shared`, and `hugetlb` beside it. `failed_unmaps`:
-        mappings that the system refused to take back. `users`: how many sessions and views are alive.
-        Sizes are −1 where the system does not tell.
+        and of views that outlive them: `reserved` (in whole pages), of it `anonymous` (in memory), of that `huge` (on
+        huge pages); `swapped`; `kept_by_views` (`reserved` and `resident` of blocks that no session uses any more).
+        `copied_bytes` over all open sessions. `sessions`: what `session.memory()` says of each open one. `process`:
+        `resident` size of the whole process, split into `file`, `anonymous` and `shared`, and `hugetlb` beside it.
+        `failed_unmaps`: mappings that the system refused to take back. `users`: how many sessions and views are
+        alive. Sizes are −1 where the system does not tell.
         """
         from colibri_lab.memory import model_memory
 

@@ -6,17 +6,11 @@
  * those in which the system took a thread away. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "../../csrc/utils/threads.h"
+#include "clock.h"
 
 enum { RUNS = 100 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void nothing(void *argument, int64_t first, int64_t last, int thread) {
     (void)argument;

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import platform
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache as remembered
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from harness import Sample
 from limits import SOURCES, compile_c
-from programs import DEFINES, ROOT
+from programs import DEFINES, FOLDER, ROOT, engine_file
 
 from claims.claim import Plan
 
@@ -95,14 +94,11 @@ def _has_avx2() -> bool:
 
 def shared_library(plan: Plan) -> Path:
     """libcolibri.so as `make engine` builds it; a quick plan takes the one that is there. Raises OSError."""
-    library = ROOT / "build-engine" / "libcolibri.so"
-    if plan.quick and not library.is_file():
-        raise FileNotFoundError("libcolibri.so is not built; make engine builds it")
     if not plan.quick:
-        command = ["make", "-C", str(CSRC), "../build-engine/libcolibri.so"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(f"the engine does not compile: {done.stderr.strip()[-500:]}")
+        return engine_file("libcolibri.so")
+    library = ROOT / FOLDER / "libcolibri.so"
+    if not library.is_file():
+        raise FileNotFoundError("libcolibri.so is not built; make engine builds it")
     return library
 
 
