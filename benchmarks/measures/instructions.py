@@ -1,8 +1,9 @@
 """Claim: what is not captured costs nothing: the instructions of capture "none" against an engine that cannot capture.
 
 The other engine is the same one with core/stages.c compiled with COLIBRI_WITHOUT_CAPTURE, where no stage asks whether a
-tap is kept. valgrind counts what a session's feed executes, everything in it, so neither opening nor the machine's
-other work is in the figure. The model is the smallest of the suite: the more arithmetic, the less a question weighs.
+tap is kept; looking up where the rows of a buffer lie is in both, as an engine without taps has buffers too. valgrind
+counts what a session's feed executes, everything in it, so neither opening nor the machine's other work is in the
+figure. The model is the smallest of the suite: the more arithmetic, the less a question weighs.
 valgrind runs AVX2 and hides AVX-512, so that the AVX2 path is in force under it.
 """
 
