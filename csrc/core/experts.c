@@ -45,7 +45,7 @@ static bool next_share(share *s, const ffn_job *j, int64_t n_outputs, int64_t fi
     return false;
 }
 
-/* hidden = silu(gate x) * (up x) */
+/* hidden = silu(gate x) * (up x), so many rows at a time that x is packed once and gate and up are still near. */
 static void hidden_work(void *argument, int64_t first, int64_t last, int thread)
 {
     ffn_job *j = argument;
@@ -53,14 +53,16 @@ static void hidden_work(void *argument, int64_t first, int64_t last, int thread)
     int64_t width = j->networks[0].gate.rows;
     for (share s = {.e = -1}; next_share(&s, j, width, first, last);) {
         const ffn_weights *w = &j->networks[s.e];
-        const float *x = j->rows->input + s.start * w->gate.cols;
-        float *gate = j->rows->gate + s.start * width, *up = j->rows->up + s.start * width,
-              *hidden = j->rows->hidden + s.start * width;
-        if (!machine_matmul(j->machine, thread, gate, width, x, s.count, &w->gate, &no_bias, s.from, s.to) ||
-            !machine_matmul(j->machine, thread, up, width, x, s.count, &w->up, &no_bias, s.from, s.to))
-            return;
-        for (int64_t at = s.from; at < s.count * width; at += width)
-            j->machine->kernels->silu_mul(hidden + at, gate + at, up + at, s.to - s.from);
+        for (int64_t t = s.start, stop = s.start + s.count, n; t < stop; t += n) {
+            n = stop - t < MATMUL_ROWS ? stop - t : MATMUL_ROWS;
+            float *gate = j->rows->gate + t * width, *up = j->rows->up + t * width, *hidden = j->rows->hidden + t * width;
+            const float *x = machine_pack(j->machine, thread, j->rows->input + t * w->gate.cols, n, w->gate.cols);
+            if (!machine_product(j->machine, thread, gate, width, x, n, &w->gate, &no_bias, s.from, s.to) ||
+                !machine_product(j->machine, thread, up, width, x, n, &w->up, &no_bias, s.from, s.to))
+                return;
+            for (int64_t at = s.from; at < n * width; at += width)
+                j->machine->kernels->silu_mul(hidden + at, gate + at, up + at, s.to - s.from);
+        }
     }
 }
 

@@ -84,25 +84,37 @@ int64_t machine_room(int64_t cols)
     return packed_floats(MATMUL_ROWS, cols) + MATMUL_SUMS;
 }
 
+const float *machine_pack(machine *m, int thread, const float *x, int64_t n, int64_t cols)
+{
+    if (n == 1)
+        return x;
+    float *packed = m->room + thread * m->room_floats + MATMUL_SUMS;
+    m->kernels->pack(packed, x, cols, n, cols);
+    return packed;
+}
+
+bool machine_product(machine *m, int thread, float *out, int64_t out_stride, const float *packed, int64_t n, const matrix *w,
+                     const matrix *bias, int64_t first, int64_t last)
+{
+    float *sums = n == 1 ? NULL : m->room + thread * m->room_floats;
+    int64_t groups = WORK_PER_LOOK / (n * w->cols * MATMUL_GROUP), outputs = (groups < 1 ? 1 : groups) * MATMUL_GROUP;
+    for (int64_t r = first; r < last; r += outputs) {
+        int64_t end = r + outputs < last ? r + outputs : last;
+        m->kernels->matmul(out, out_stride, packed, n, w, bias, r, end, sums);
+        if (!machine_go_on(m, thread, n * (end - r) * w->cols))
+            return false;
+    }
+    return true;
+}
+
 bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
                     const matrix *bias, int64_t first, int64_t last)
 {
-    float *sums = m->room == NULL ? NULL : m->room + thread * m->room_floats;
-    for (int64_t t = 0; t < n; t += MATMUL_ROWS) {
-        int64_t rows = t + MATMUL_ROWS < n ? MATMUL_ROWS : n - t;
-        int64_t groups = WORK_PER_LOOK / (rows * w->cols * MATMUL_GROUP), outputs = (groups < 1 ? 1 : groups) * MATMUL_GROUP;
-        float *y = out + t * out_stride;
-        const float *x_rows = x + t * w->cols;
-        if (rows > 1) {
-            m->kernels->pack(sums + MATMUL_SUMS, x_rows, w->cols, rows, w->cols);
-            x_rows = sums + MATMUL_SUMS;
-        }
-        for (int64_t r = first; r < last; r += outputs) {
-            int64_t end = r + outputs < last ? r + outputs : last;
-            m->kernels->matmul(y, out_stride, x_rows, rows, w, bias, r, end, sums);
-            if (!machine_go_on(m, thread, rows * (end - r) * w->cols))
-                return false;
-        }
+    for (int64_t t = 0, rows; t < n; t += rows) {
+        rows = n - t < MATMUL_ROWS ? n - t : MATMUL_ROWS;
+        const float *packed = machine_pack(m, thread, x + t * w->cols, rows, w->cols);
+        if (!machine_product(m, thread, out + t * out_stride, out_stride, packed, rows, w, bias, first, last))
+            return false;
     }
     return true;
 }

@@ -47,6 +47,12 @@ void machine_linear(machine *m, float *out, const float *x, int64_t n, const mat
 bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
                     const matrix *bias, int64_t first, int64_t last);
 
+/* The same in two steps, so that several products share the packed rows: n <= MATMUL_ROWS rows of x, which stay packed in the
+ * thread's room until it packs others; and their product. */
+const float *machine_pack(machine *m, int thread, const float *x, int64_t n, int64_t cols);
+bool machine_product(machine *m, int thread, float *out, int64_t out_stride, const float *packed, int64_t n, const matrix *w,
+                     const matrix *bias, int64_t first, int64_t last);
+
 /* RMS norm of n rows of w->cols floats. */
 void machine_norm(machine *m, float *out, const float *x, int64_t n, const matrix *w, float eps);
 void machine_add(machine *m, float *out, const float *a, const float *b, int64_t n_elements);

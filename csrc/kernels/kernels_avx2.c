@@ -68,6 +68,7 @@ static inline float v_fold(vec a)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+#define v_fold4 v_fold4
 static inline void v_fold4(float *out, const vec a[4])
 {
     const vec ab = _mm256_add_ps(_mm256_permute2f128_ps(a[0], a[1], 0x20), _mm256_permute2f128_ps(a[0], a[1], 0x31));

@@ -72,11 +72,5 @@ static inline float v_fold(vec a)
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
 
-static inline void v_fold4(float *out, const vec a[4])
-{
-    for (int j = 0; j < 4; j++)
-        out[j] = v_fold(a[j]);
-}
-
 #include "lanes_kernels.h"
 #endif

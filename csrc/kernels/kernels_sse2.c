@@ -136,11 +136,5 @@ static inline float v_fold(vec a)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-static inline void v_fold4(float *out, const vec a[4])
-{
-    for (int j = 0; j < 4; j++)
-        out[j] = v_fold(a[j]);
-}
-
 #include "lanes_kernels.h"
 #endif

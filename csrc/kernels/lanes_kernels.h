@@ -10,7 +10,7 @@
  *     v_add  v_sub  v_mul  v_div   IEEE, one rounding each           v_fma(a, b, c)     a * b + c, one rounding
  *     v_negate(a)                  the sign bit flipped
  *     v_fold(a)                    lane j plus lane j + n/2, down to one float
- *     v_fold4(out, a[4])           out[j] = v_fold(a[j])
+ *     v_fold4(out, a[4])           out[j] = v_fold(a[j]); may be left out
  *     v_at_most(a, b), v_at_least(a, b)   a limited by b; a NaN in a stays
  *     v_max(a, b)                  the larger one; a NaN in either wins
  *     v_first(count, a, b)         lanes below count from a, the others from b
@@ -35,6 +35,14 @@ enum { PARTS = 16 / LANES };
 #define UNROLL
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#ifndef v_fold4
+INLINE void v_fold4(float *out, const vec a[4])
+{
+    for (int j = 0; j < 4; j++)
+        out[j] = v_fold(a[j]);
+}
 #endif
 
 INLINE vec v_load_as(const void *p, colibri_dtype dtype)
@@ -78,11 +86,6 @@ INLINE vec fold_parts(vec parts[PARTS])
         for (int p = 0; p < half; p++)
             parts[p] = v_add(parts[p], parts[p + half]);
     return parts[0];
-}
-
-INLINE float fold16(vec parts[PARTS])
-{
-    return v_fold(fold_parts(parts));
 }
 
 INLINE int64_t size_of(colibri_dtype dtype)
@@ -193,7 +196,7 @@ static float sum16(const float *x, int64_t n)
         lanes[j] += x[i];
     for (int p = 0; p < PARTS; p++)
         parts[p] = v_load(lanes + p * LANES);
-    return fold16(parts);
+    return v_fold(fold_parts(parts));
 }
 
 /* `first` turns the ring of lanes, and the sum does not feel it: the same elements share a lane, and the fold joins lanes that

@@ -143,7 +143,8 @@ INLINE void tile(const block *b, float *sums, int64_t i, int64_t first, int64_t 
 {
     const place to = {b->out + i * b->out_stride + first, b->out_stride, gap};
     const float *x = b->x + (part * b->m + i) * (round_up(b->n, 16) / 16) * LANES;
-    pass(sums + i * n_w * 16, to, n_x, n_w, x, b->w + first * b->w_bytes, gap * b->w_bytes, dtype, b->n, part, b->begins, b->ends);
+    const unsigned char *w = b->w + first * b->w_bytes;
+    pass(sums + i * n_w * 16, to, n_x, n_w, x, w, gap * b->w_bytes, dtype, b->n, part, b->begins, b->ends);
 }
 
 INLINE void tile_any(const block *b, float *sums, int64_t i, int64_t first, int64_t gap, int n_x, const int n_w, int part,
