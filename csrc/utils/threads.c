@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "atomics.h"
 
@@ -24,7 +23,7 @@ typedef struct worker {
 
 struct threads {
     int count;
-    pid_t process; /* that created the workers: a fork has none */
+    int forks; /* when the workers were created: a fork has none */
     worker *workers;
 
     pthread_mutex_t mutex;
@@ -36,6 +35,21 @@ struct threads {
     void *argument;
     int64_t n;
 };
+
+/* How many forks lie between this process and the one that began to count. Asking the system for the process at every run would
+ * cost as much as the run itself. */
+static int forks;
+static pthread_once_t forks_counted = PTHREAD_ONCE_INIT;
+
+static void count_fork(void)
+{
+    forks++;
+}
+
+static void count_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork);
+}
 
 static void run_part(const threads *pool, int thread)
 {
@@ -127,7 +141,8 @@ colibri_status threads_create(int count, threads **pool_ret, colibri_message *me
         free(workers);
         return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a pool of %d threads", count);
     }
-    pool->process = getpid();
+    pthread_once(&forks_counted, count_forks);
+    pool->forks = forks;
     pool->workers = workers;
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->started, NULL);
@@ -150,7 +165,7 @@ void threads_free(threads *pool)
 {
     if (pool == NULL)
         return;
-    if (pool->process == getpid()) {
+    if (pool->forks == forks) {
         if (pool->count > 1)
             start_generation(pool, NULL, NULL, 0);
         for (int thread = 1; thread < pool->count; thread++)
@@ -175,7 +190,7 @@ void threads_run(threads *pool, threads_work work, void *argument, int64_t n)
             work(argument, 0, n, 0);
         return;
     }
-    if (pool->process != getpid()) { /* after fork: the same parts, one after the other */
+    if (pool->forks != forks) { /* after fork: the same parts, one after the other */
         pool->work = work;
         pool->argument = argument;
         pool->n = n;
