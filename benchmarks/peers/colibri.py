@@ -16,6 +16,7 @@ class Peer:
     """One model, and one session for each configuration that was asked for with the present thread count and length."""
 
     def __init__(self, cache: Path) -> None:
+        lab.open, lab.Session  # noqa: B018  imported when first named, which is import and not opening
         self._sessions: dict[str, lab.Session] = {}
         self._sizes = (0, 0)
 

@@ -29,7 +29,7 @@ class Peer:
     def prepare(self, path: str) -> str:
         """Writes the GGUF file beside a checkpoint of the cache if it is not there yet."""
         folder = Path(path)
-        if folder.parent != self._cache:
+        if folder.resolve().parent != self._cache.resolve():
             raise ValueError("a GGUF file is written for the suite's own models alone")
         target = folder.with_name(f"{folder.name}.gguf")
         return str(made(target, lambda partial: gguf_file.write(folder, partial)))

@@ -10,7 +10,9 @@
 
 #define atomic_load_acquire(object) __atomic_load_n(object, __ATOMIC_ACQUIRE)
 #define atomic_store_release(object, value) __atomic_store_n(object, value, __ATOMIC_RELEASE)
-#define atomic_add(object, value) __atomic_add_fetch(object, value, __ATOMIC_ACQ_REL) /* returns the new value */
+/* In one order for all threads: who adds to one object and then loads another sees the other's addition, or is seen by it. */
+#define atomic_add(object, value) __atomic_add_fetch(object, value, __ATOMIC_SEQ_CST) /* returns the new value */
+#define atomic_load(object) __atomic_load_n(object, __ATOMIC_SEQ_CST)
 
 #define atomic_exchange(object, value) __atomic_exchange_n(object, value, __ATOMIC_ACQ_REL)       /* returns the old value */
 

@@ -28,8 +28,10 @@ struct threads {
 
     pthread_mutex_t mutex;
     pthread_cond_t started, finished;
-    uint32_t generation; /* atomic; raised under the mutex, so that no worker falls asleep between looking and waiting */
-    int unfinished;      /* atomic; workers still in this generation */
+    int generation; /* atomic, and so are the next three */
+    int unfinished; /* workers still in this generation */
+    int asleep;     /* workers that wait on `started`, or are about to; changed under the mutex, as the next */
+    int caller_asleep;
 
     threads_work work; /* the task; NULL tells the workers to leave. Written before generation, read after it */
     void *argument;
@@ -59,7 +61,7 @@ static void run_part(const threads *pool, int thread)
         pool->work(pool->argument, first, last, thread);
 }
 
-static void wait_for_task(threads *pool, uint32_t seen)
+static void wait_for_task(threads *pool, int seen)
 {
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_acquire(&pool->generation) != seen)
@@ -67,8 +69,10 @@ static void wait_for_task(threads *pool, uint32_t seen)
         cpu_relax();
     }
     pthread_mutex_lock(&pool->mutex);
-    while (atomic_load_acquire(&pool->generation) == seen)
+    atomic_add(&pool->asleep, 1); /* before the look at generation: who raises it sees a sleeper, or the sleeper sees it raised */
+    while (atomic_load(&pool->generation) == seen)
         pthread_cond_wait(&pool->started, &pool->mutex);
+    atomic_add(&pool->asleep, -1);
     pthread_mutex_unlock(&pool->mutex);
 }
 
@@ -80,8 +84,10 @@ static void wait_for_workers(threads *pool)
         cpu_relax();
     }
     pthread_mutex_lock(&pool->mutex);
-    while (atomic_load_acquire(&pool->unfinished) != 0)
+    atomic_add(&pool->caller_asleep, 1);
+    while (atomic_load(&pool->unfinished) != 0)
         pthread_cond_wait(&pool->finished, &pool->mutex);
+    atomic_add(&pool->caller_asleep, -1);
     pthread_mutex_unlock(&pool->mutex);
 }
 
@@ -89,12 +95,12 @@ static void *serve(void *argument)
 {
     worker *self = argument;
     threads *pool = self->pool;
-    for (uint32_t seen = 0;; seen++) {
+    for (int seen = 0;; seen++) {
         wait_for_task(pool, seen);
         if (pool->work == NULL)
             return NULL;
         run_part(pool, self->thread);
-        if (atomic_add(&pool->unfinished, -1) == 0) {
+        if (atomic_add(&pool->unfinished, -1) == 0 && atomic_load(&pool->caller_asleep) != 0) {
             pthread_mutex_lock(&pool->mutex);
             pthread_cond_signal(&pool->finished);
             pthread_mutex_unlock(&pool->mutex);
@@ -108,10 +114,12 @@ static void start_generation(threads *pool, threads_work work, void *argument, i
     pool->argument = argument;
     pool->n = n;
     atomic_store_release(&pool->unfinished, pool->count - 1);
-    pthread_mutex_lock(&pool->mutex);
-    atomic_store_release(&pool->generation, pool->generation + 1);
-    pthread_cond_broadcast(&pool->started);
-    pthread_mutex_unlock(&pool->mutex);
+    atomic_add(&pool->generation, 1);
+    if (atomic_load(&pool->asleep) != 0) {
+        pthread_mutex_lock(&pool->mutex);
+        pthread_cond_broadcast(&pool->started);
+        pthread_mutex_unlock(&pool->mutex);
+    }
 }
 
 /* Workers take no signals, so that Ctrl-C reaches the program's own threads; a fault of a worker's own stays its own. */
