@@ -57,10 +57,12 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
-        prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="colibri-lab bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument(
-        "--quick", action="store_true", help="coarse bf16, all CPUs, prefill 128, decode 0, kernel: under 3 minutes"
+        "--quick",
+        action="store_true",
+        help="coarse bf16, all CPUs, load, prefill 128, decode 0, capture, kernel: under 3 minutes",
     )
     options.add_argument("--models", type=words, help=f"of {', '.join(models.SPECS)} (default: coarse,fine,large)")
     options.add_argument("--checkpoint", type=Path, help="a checkpoint of your own instead of the random models")
@@ -124,9 +126,9 @@ def filled(given: argparse.Namespace) -> argparse.Namespace:
             if word not in known:
                 raise ValueError(f"--{name}: '{word}' is none of {', '.join(known)}")
     if not (
-        given.prompts and given.threads and min(given.prompts) > 0 and min(given.threads) > 0 and given.samples > 0
+        given.prompts and given.threads and min(*given.prompts, *given.threads, given.samples) > 0 and given.seconds > 0
     ):
-        raise ValueError("prompts, threads and samples must be positive")
+        raise ValueError("prompts, threads, samples and seconds must be positive")
     if any(context < 0 for context in given.contexts):
         raise ValueError("a context has 0 tokens or more")
     return given
@@ -191,7 +193,11 @@ def main() -> int:
     options = parser()
     given = options.parse_args()
     if given.report:
-        save(Run.read_json(given.report), given.report.parent)
+        try:
+            run = Run.read_json(given.report)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            options.error(f"--report: {given.report} is no result of this suite: {error!r}")
+        save(run, given.report.parent)
         return 0
     try:
         filled(given)
@@ -247,7 +253,8 @@ def main() -> int:
     try:
         measure(given, plan, run, keep)
     except KeyboardInterrupt:
-        say("interrupted: what was measured until now is kept")
+        say(f"interrupted; {'what was measured until now is kept' if run.cells else 'nothing was measured'}")
+        return 130
     except ContenderError as error:
         say(f"{TITLES.get(error.name, error.name)} failed: {error}")
         return 1

@@ -531,3 +531,15 @@ def test_a_small_run_from_models_to_pages(cache: Path, tmp_path: Path) -> None:
 def test_a_wrong_argument_is_answered_with_the_valid_ones(arguments: list[str], sentence: str) -> None:
     done = suite(*arguments)
     assert done.returncode == 2 and sentence in done.stderr
+
+
+def test_the_readme_shows_the_newest_recorded_run() -> None:
+    """Its table is made from the samples that are recorded beside it, and its picture is theirs."""
+    root = SUITE.parent.parent
+    recorded = max(path for path in (root / "benchmarks" / "results").glob("*.json") if "claims" not in path.name)
+    page = (root / "README.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- benchmarks: in short -->")[1].split("<!-- end -->")[0]
+    assert shown.strip() == report.in_short(report.Run.read_json(recorded)).strip()
+    picture = recorded.with_suffix(".png").relative_to(root).as_posix()
+    assert f"]({picture})" in page
+    assert (root / picture).is_file()

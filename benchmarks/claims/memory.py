@@ -43,7 +43,7 @@ def suite_plan(plan: Plan, peers: tuple[str, ...], seconds: float, limits: bool)
 def subject(plan: Plan) -> tuple[str, str, Path]:
     """(name, dtype, folder) of the model that is run."""
     if plan.quick:
-        return "bundled", "f32", Path(lab.open().info["path"])
+        return "bundled", "bf16", Path(lab.open().info["path"])
     return "coarse", "bf16", models.checkpoint(models.COARSE, "bf16", plan.cache)
 
 

@@ -42,6 +42,7 @@ static colibri_status plan_memory(session *s, const bool *kept, int64_t max_toke
     if (max_tokens == 0) {
         int64_t limit = c->max_position_embeddings < INT32_MAX ? c->max_position_embeddings : INT32_MAX;
         max_tokens = tokens_that_fit(c, kept, n_threads, limit, available / 2, &s->layout);
+        s->held_by_memory = max_tokens < limit;
         if (max_tokens == 0)
             return fail(message, COLIBRI_ERROR_MEMORY,
                         "a session at this capture needs %lld bytes for one token; half of the memory left is %lld",
@@ -65,8 +66,9 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
     TRY(threads_usable_cpus(&cpus, message));
     int n_threads = o->threads == 0 || o->threads > cpus.count ? cpus.count : o->threads; /* more would only take turns */
     if (o->threads < 0 || o->threads > COLIBRI_MAX_THREADS)
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "threads is %d; it can be 1 to %d, or 0 for as many as this process may use",
-                    o->threads, COLIBRI_MAX_THREADS);
+        return fail(message, COLIBRI_ERROR_ARGUMENT,
+                    "threads is %d; choose 1 to %d, or the default: as many as this process may use", o->threads,
+                    COLIBRI_MAX_THREADS);
     if ((int)o->gate_mode < COLIBRI_GATES_MODEL || (int)o->gate_mode > COLIBRI_GATES_RAW_LOGITS)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "gate mode %d does not exist; the modes are 0 to %d", (int)o->gate_mode,
                     COLIBRI_GATES_RAW_LOGITS);
@@ -199,8 +201,10 @@ static colibri_status check_ids(const session *s, const int32_t *ids, int64_t n,
     if (n > s->layout.max_tokens - s->n_tokens)
         return fail(
             message, COLIBRI_ERROR_CAPACITY,
-            "no room for %lld more token%s after %lld (max_tokens=%lld); open a session with a larger max_tokens, or truncate",
-            (long long)n, n == 1 ? "" : "s", (long long)s->n_tokens, (long long)s->layout.max_tokens);
+            "no room for %lld more token%s after %lld (max_tokens=%lld%s); %s, or truncate", (long long)n, n == 1 ? "" : "s",
+            (long long)s->n_tokens, (long long)s->layout.max_tokens,
+            s->held_by_memory ? ", what half of the memory left could hold when the session was opened" : "",
+            s->held_by_memory ? "capture less or free memory" : "open a session with a larger max_tokens");
     return model_data_check_files(s->model, message);
 }
 

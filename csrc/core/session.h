@@ -21,6 +21,7 @@ typedef struct session {
     int busy;                /* atomic: a thread is inside */
     pid_t process;           /* in which the session was made: in a child of it, nobody is left to finish what was going on */
     int threads_asked;       /* 0: as many as the process may use */
+    bool held_by_memory;  /* max_tokens is what memory allowed, not what the model or the caller did */
 
     /* The tile: tokens first .. first + n - 1 of the pass start .. start + pass_tokens - 1. */
     int64_t pass_start, pass_tokens;
