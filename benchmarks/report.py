@@ -126,9 +126,10 @@ def in_short(run: Run, tokens: int = 512) -> str:
         row = ["{model} {dtype}".format(**pair[0].point), str(pair[0].point["threads"])]
         for cell in pair:
             for name in engines:
-                s = summary(cell.samples.get(name, []))
-                ratio = paired_ratio(cell.samples[OURS], cell.samples.get(name, []))
-                row.append(number(s.median) + (f" ({ratio.median:.2f}×)" if name != OURS and ratio.pairs else ""))
+                text = number(summary(cell.samples.get(name, [])).median)
+                if name != OURS and name in cell.samples:
+                    text += f" ({paired_ratio(cell.samples[OURS], cell.samples[name]).median:.2f}×)"
+                row.append(text)
         rows.append([*row, f"{100 * limit_ratio(pair[1].samples[OURS]).median:.0f} %"])
     return table(head, rows)
 
