@@ -266,7 +266,7 @@ def contexts(fed: list[int]) -> list[int]:
 def test_a_decode_sample_stays_near_its_context(server: serve.Server) -> None:
     """Samples go on where the last one ended, and the context is made anew before it has drifted too far."""
     answers = [server.decode(context=512, seconds=0.0) for _ in range(60)]
-    fed = server._peer.fed  # type: ignore[attr-defined]
+    fed = server._peer.fed
     assert fed[:3] == [0, 512, 1]
     assert fed.count(512) > 1
     assert all(512 <= length < 512 + 64 for length in contexts(fed))
@@ -277,7 +277,7 @@ def test_a_prompt_in_chunks_feeds_the_same_tokens(server: serve.Server) -> None:
     """One by one or at once, from nothing each time."""
     server.prefill(tokens=5, seconds=0.0)
     server.prefill(tokens=5, seconds=0.0, chunk=2)
-    assert server._peer.fed == [0, 5, 0, 2, 2, 1]  # type: ignore[attr-defined]
+    assert server._peer.fed == [0, 5, 0, 2, 2, 1]
 
 
 # ---- engines -----------------------------------------------------------------------------------------------------

@@ -216,6 +216,7 @@ static void many_rows(block *b, int64_t cols, int64_t first, int64_t last, float
         b->ends = k + width >= cols;
         for (int64_t r = first, now; r < last; r += now) {
             now = last - r < n_rows ? last - r : n_rows;
+            /* prefetched only, so it may lie behind the matrix */
             const unsigned char *next = r + now < last ? b->w + (r + now) * b->w_bytes
                                         : b->ends      ? w + last * b->w_bytes
                                                        : w + first * b->w_bytes + (k + width) * size;
