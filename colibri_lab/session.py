@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,6 +127,7 @@ class Session:
         self._ids: list[int] = []
         self._held: weakref.WeakValueDictionary[tuple[int, int], Pass] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     # ---- run ----
 
@@ -223,9 +225,10 @@ class Session:
     def threads(self) -> Threads:
         """Threads in use, a number that shows what was requested and what limits it.
 
-        In a notebook: `64 requested, 2 effective; limited by affinity to 2 CPUs`.
+        In a notebook: `64 requested, 2 effective; limited by affinity to 2 CPUs`. In a child forked off later: 1.
         """
-        return self._threads
+        made, now = self._threads, self._engine.threads
+        return made if now == made else Threads(now, made.requested, made.cpus, "fork")
 
     def memory(self) -> MemoryPanel:
         """In bytes: `reserved` address space, of it `tape` (history, of it `kv_cache`) and `scratch`; `rounding` to
@@ -272,6 +275,11 @@ class Session:
         threads that look at the same instant both see it free; then one waits for the other.
         """
         if self._lock.locked():
+            if os.getpid() != self._process:
+                raise BusyError(
+                    "session busy: it was in use when this process was forked off, and nobody here will finish that; "
+                    "open a new session"
+                )
             raise BusyError("session busy: another call is inside it; wait for it, or use a session of your own")
         return self._lock
 

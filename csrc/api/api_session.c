@@ -80,7 +80,7 @@ void colibri_session_pass(const colibri_session *session, int64_t pass, int64_t 
 
 int colibri_session_threads(const colibri_session *session)
 {
-    return threads_count(session->inner->machine.pool);
+    return threads_at_work(session->inner->machine.pool);
 }
 
 int colibri_session_threads_asked(const colibri_session *session)

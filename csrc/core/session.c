@@ -178,7 +178,7 @@ static colibri_status enter(session *s, colibri_message *message)
         return fail(message, COLIBRI_ERROR_BUSY,
                     s->process == getpid()
                         ? "session busy: another thread is inside it; wait for it, or use a session for each thread"
-                        : "session busy: a thread was inside it when this process was forked off; make a session here");
+                        : "session busy: it was in use when this process was forked off, and nobody here will finish that; open a new session");
     return COLIBRI_OK;
 }
 

@@ -226,7 +226,7 @@ int64_t colibri_session_max_tokens(const colibri_session *session);
 int64_t colibri_session_pass_count(const colibri_session *session);
 int64_t colibri_session_truncations(const colibri_session *session); /* how often rows were abandoned: passes of before may be gone */
 void colibri_session_pass(const colibri_session *session, int64_t pass, int64_t *start, int64_t *stop);
-int colibri_session_threads(const colibri_session *session);       /* effective */
+int colibri_session_threads(const colibri_session *session);       /* effective; 1 in a child forked off later */
 int colibri_session_threads_asked(const colibri_session *session); /* as in the options */
 
 typedef struct colibri_session_memory {

@@ -191,6 +191,11 @@ int threads_count(const threads *pool)
     return pool->count;
 }
 
+int threads_at_work(const threads *pool)
+{
+    return pool->forks == forks ? pool->count : 1;
+}
+
 void threads_run(threads *pool, threads_work work, void *argument, int64_t n)
 {
     if (pool->count == 1 || n <= 1) {

@@ -17,7 +17,8 @@ typedef void (*threads_work)(void *argument, int64_t first, int64_t last, int th
 
 colibri_status threads_create(int count, threads **pool, colibri_message *message); /* 1 <= count <= COLIBRI_MAX_THREADS */
 void threads_free(threads *pool);                                                    /* accepts NULL */
-int threads_count(const threads *pool);
+int threads_count(const threads *pool);   /* parts of a run */
+int threads_at_work(const threads *pool); /* the same, but 1 in a forked child */
 void threads_run(threads *pool, threads_work work, void *argument, int64_t n);
 
 /* How many CPUs this process may use, 1 to COLIBRI_MAX_THREADS, and what says so. COLIBRI_CPUS in the environment speaks before

@@ -198,7 +198,9 @@ static void *fork_one(void *argument)
     alarm(20); /* a hang ends the child by a signal */
     colibri_message message;
     CHECK(colibri_session_feed(f->session, (int32_t[]){1}, 1, NULL, NULL, &message) == COLIBRI_ERROR_BUSY);
-    CHECK_MESSAGE_HAS(message, "make a session here");
+    CHECK_MESSAGE_HAS(message, "in use when this process was forked off");
+    CHECK_MESSAGE_HAS(message, "open a new session");
+    CHECK(colibri_session_threads(f->session) == 1 && colibri_session_threads_asked(f->session) == 2);
     CHECK(colibri_session_length(f->session) == 3 && colibri_session_memory_use(f->session).reserved > 0);
     /* One thread: the thread sanitizer follows none that a child starts. The tests in Python start them. */
     colibri_session *own = tiny_session(f->session->model, &(tiny_options){{"all"}, .threads = 1, .max_tokens = 8});

@@ -127,11 +127,13 @@ static void test_a_forked_child_works_alone_and_frees_without_hanging(void)
     if (child == 0) {
         alarm(20); /* a hang ends the child by a signal */
         check_run(pool, 100);
+        CHECK(threads_at_work(pool) == 1 && threads_count(pool) == 3);
         threads_free(pool);
         _exit(0);
     }
     int state;
     CHECK(waitpid(child, &state, 0) == child && WIFEXITED(state) && WEXITSTATUS(state) == 0);
+    CHECK(threads_at_work(pool) == 3);
     check_run(pool, 100);
     threads_free(pool);
 }
