@@ -92,10 +92,11 @@ def _info(options: argparse.Namespace) -> int:
     import colibri_lab as lab
 
     print(f"colibri-lab {lab.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    model = lab.open(options.model)
+    model = lab.open(options.model if options.path is None else options.path)
     for name, value in model.info.items():
         print(f"{name:<39}{value}")
     print(model.config)
+    model.session(capture="none", max_tokens=1)  # refuses a COLIBRI_CPUS or COLIBRI_HUGE_PAGES that means nothing
     return 0
 
 
@@ -147,8 +148,12 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--force", action="store_true", help="replace files that are there already")
     command.set_defaults(run=_notebooks)
 
-    command = commands.add_parser("info", help="versions, code path, threads and a model's configuration")
-    command.add_argument("--model", help="a checkpoint (default: the bundled model)")
+    command = commands.add_parser(
+        "info", help="versions, code path, threads and a model's description (1: no model, or bad COLIBRI_ variable)"
+    )
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("path", nargs="?", metavar="PATH", help="a checkpoint (default: the bundled model)")
+    which.add_argument("--model", metavar="PATH", help="the same")
     command.set_defaults(run=_info)
 
     command = commands.add_parser("explore", help="run a text and write its routing as one offline HTML file")

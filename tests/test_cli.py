@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import colibri_lab as lab
 from colibri_lab import __version__, _cli
 
 
@@ -44,7 +45,35 @@ def test_info_tells_versions_and_the_model(tmp_path: Path) -> None:
     assert "colibri-lab" in done.stdout and "mixtral" in done.stdout
 
 
-@pytest.mark.parametrize("command", [["info", "--model"], ["explore", "text", "--html", "out.html", "--model"]])
+def test_info_describes_the_model_that_is_named(tmp_path: Path) -> None:
+    """By a bare path or by --model: what `model.info` has, beside what the machine runs; both at once are refused."""
+    folder = Path(__file__).parent / "fixtures" / "reference" / "olmoe"
+    done = colibri_lab("info", str(folder), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    for name, value in lab.open(folder).info.items():
+        assert [name, str(value)] in told, name
+    assert colibri_lab("info", "--model", str(folder), folder=tmp_path).stdout == done.stdout
+    assert colibri_lab("info", str(folder), "--model", str(folder), folder=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "choices"), [("COLIBRI_HUGE_PAGES", ("madvise", "all", "hugetlb", "off")), ("COLIBRI_CPUS", ("1 to",))]
+)
+def test_info_names_a_variable_that_means_nothing(
+    variable: str, choices: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no session would take is an error line with the allowed values, below all that can be told."""
+    monkeypatch.setenv(variable, "nonsense")
+    done = colibri_lab("info", folder=tmp_path)
+    assert done.returncode == 1 and "mixtral" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert f'{variable} is "nonsense"' in line and all(choice in line for choice in choices)
+
+
+@pytest.mark.parametrize(
+    "command", [["info"], ["info", "--model"], ["explore", "text", "--html", "out.html", "--model"]]
+)
 def test_G3_a_wrong_path_is_one_sentence(command: list[str], tmp_path: Path) -> None:
     """A path that is not there is named, without a traceback, and nothing is written."""
     done = colibri_lab(*command, "no/such/folder", folder=tmp_path)
