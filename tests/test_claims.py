@@ -13,6 +13,7 @@ from typing import Any
 
 import models
 import numpy as np
+import programs
 import pytest
 from claims import catalogue, claim, engine, gates, layout, load, page, selection, speed
 from claims.claim import Plan, Result
@@ -154,6 +155,7 @@ def test_what_is_missing_is_a_result_and_a_sentence(monkeypatch: pytest.MonkeyPa
     """Without the engine's sources every script still answers."""
     monkeypatch.setattr(engine, "CSRC", Path("nowhere"))
     monkeypatch.setattr(engine, "ROOT", Path("nowhere"))
+    monkeypatch.setattr(programs, "ROOT", Path("nowhere"))
     engine.selection.cache_clear()
     engine.stages.cache_clear()
     for name in ("selection", "alignment", "huge_pages", "layout", "size"):
@@ -161,6 +163,15 @@ def test_what_is_missing_is_a_result_and_a_sentence(monkeypatch: pytest.MonkeyPa
             assert result.verdict == claim.UNMEASURABLE and result.why, name
     (found,) = catalogue.measure("gates", plan)
     assert found.verdict == claim.FAILS and "sources" in found.facts["router's time"]
+
+
+def test_a_library_that_is_not_built_is_one_command_away(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """A quick run names the command, in words that the Makefile knows; it does not call the machine unfit."""
+    monkeypatch.setattr(engine, "FOLDER", "nowhere")
+    found = catalogue.measure("size", plan)
+    assert [result.verdict for result in found] == [claim.NOT_YET] * 2
+    assert all(result.why.startswith("run `make engine` first") for result in found)
+    assert "\nengine:" in (engine.ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def test_missing_torch_is_said_aloud(

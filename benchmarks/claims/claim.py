@@ -18,6 +18,7 @@ HOLDS = "holds"
 FAILS = "does not hold"
 QUICK_SECONDS = 0.02
 UNMEASURABLE = "not measurable on this machine"
+NOT_YET = "not measured yet"  # one command is missing; the reason says which
 UNDECIDED = "undecided"  # measured, but the interval has what was said inside: a quieter machine, more samples
 HIDDEN, WIDTH = 1024, 512  # of the matrices whose place in memory is varied: one is 1 MiB in bfloat16, 2 MiB in float32
 
@@ -83,9 +84,9 @@ def median(cell: Cell, name: str) -> float:
     return summary(cell.samples[name]).median
 
 
-def missing(claim: str, said: str, why: str) -> Result:
+def missing(claim: str, said: str, why: str, verdict: str = UNMEASURABLE) -> Result:
     """A claim that could not be measured."""
-    return Result(claim, said, "–", UNMEASURABLE, why)
+    return Result(claim, said, "–", verdict, why)
 
 
 # ---- as text ------------------------------------------------------------------------------------------------------

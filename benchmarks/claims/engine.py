@@ -92,13 +92,17 @@ def _has_avx2() -> bool:
     return lab.open().info["isa"] in ("avx2", "avx512")
 
 
+class NotBuiltError(FileNotFoundError):
+    """What a quick plan does not build, and one command does."""
+
+
 def shared_library(plan: Plan) -> Path:
     """libcolibri.so as `make engine` builds it; a quick plan takes the one that is there. Raises OSError."""
-    if not plan.quick:
-        return engine_file("libcolibri.so")
     library = ROOT / FOLDER / "libcolibri.so"
+    if not plan.quick or not (CSRC / "Makefile").is_file():
+        return engine_file("libcolibri.so")
     if not library.is_file():
-        raise FileNotFoundError("libcolibri.so is not built; make engine builds it")
+        raise NotBuiltError("run `make engine` first: the library is not built, and a quick run does not build it")
     return library
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from harness import Cell, Sample, interleave
 from limits import SOURCES, compile_c
 
-from claims.claim import FAILS, HOLDS, Plan, Result, median, missing
-from claims.engine import shared_library
+from claims.claim import FAILS, HOLDS, NOT_YET, UNMEASURABLE, Plan, Result, median, missing
+from claims.engine import NotBuiltError, shared_library
 
 SAID_SIZE = "libcolibri.so has 32 KB"
 SAID_RESIDENT = "less than 1 MB resident before a model is opened"
@@ -43,7 +43,9 @@ def run(plan: Plan) -> list[Result]:
         size = stripped_bytes(library)
         program = compile_c(SOURCES / "resident.c", plan.cache, "-D_POSIX_C_SOURCE=200809L", "-ldl")
     except OSError as error:
-        return [missing("size", SAID_SIZE, str(error)), missing("resident", SAID_RESIDENT, str(error))]
+        verdict = NOT_YET if isinstance(error, NotBuiltError) else UNMEASURABLE
+        claims = {"size": SAID_SIZE, "resident": SAID_RESIDENT}
+        return [missing(name, said, str(error), verdict) for name, said in claims.items()]
     verdict = HOLDS if size <= 32_000 else FAILS
     why = "the kernels of every instruction set, attention, taps, and readers of JSON and safetensors in one library"
     results = [
