@@ -25,7 +25,7 @@ import plot
 from contenders import OURS, TITLES, ContenderError, available
 from harness import Cell, limit_ratio, summary
 from measures import batching, capture, decode, instructions, kernel, load, prefill, scaling, steady, threads
-from report import Run, markdown, number, write
+from report import Run, in_cache, markdown, number, write
 from suite import Checkpoint, Plan, say
 
 OF_A_CHECKPOINT: dict[str, Callable[[Checkpoint], Iterator[Cell]]] = {
@@ -166,6 +166,10 @@ def measure(given: argparse.Namespace, plan: Plan, run: Run, keep: Callable[[Cel
             for peer, difference, largest in checkpoint.agreement(AGREEMENT_TOKENS):
                 about = {"model": name, "dtype": dtype, "tokens": AGREEMENT_TOKENS, "peer": peer}
                 run.agreement.append({**about, "difference": difference, "largest": largest})
+            if checkpoint.weight_bytes < (least := machine.least_weights()):
+                about = {"model": name, "dtype": dtype}
+                run.in_cache.append({**about, "weight_bytes": checkpoint.weight_bytes, "least_bytes": least})
+                say(f"warning: {in_cache(run.in_cache[-1])}")
             for measure_name in asked:
                 for cell in OF_A_CHECKPOINT[measure_name](checkpoint):
                     keep(cell)

@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+LEAST_WEIGHTS = 128 << 20  # four times what most CPUs have as their last cache; a larger cache counts as it is
+
 
 def cpu_name() -> str:
     try:
@@ -27,6 +29,18 @@ def cpu_name() -> str:
 def cpus() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def last_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """The largest cache that serves the first CPU; 0 where the system does not tell."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    found = [re.fullmatch(r"(\d+)([KMG]?)", path.read_text().strip()) for path in folder.glob("index*/size")]
+    return max((int(size[1]) * units.get(size[2], 1) for size in found if size), default=0)
+
+
+def least_weights() -> int:
+    """Bytes of weights below which a model may stay in a cache, so that its speed tells nothing about memory."""
+    return max(LEAST_WEIGHTS, last_cache_bytes())
 
 
 def describe() -> dict[str, Any]:

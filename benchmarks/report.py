@@ -25,6 +25,7 @@ class Run:
     missing: dict[str, str]  # contender or measure -> why it was left out
     agreement: list[dict[str, Any]] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
+    in_cache: list[dict[str, Any]] = field(default_factory=list)  # models too small to tell about memory
 
     def write_json(self, path: Path) -> None:
         whole = {**vars(self), "cells": [cell.as_json() for cell in self.cells]}
@@ -275,10 +276,25 @@ def kernels(cells: Sequence[Cell]) -> str:
     )
 
 
+def in_cache(one: dict[str, Any]) -> str:
+    """The warning that belongs to every speed of such a model."""
+    return (
+        f"{one['model']} {one['dtype']} has {one['weight_bytes'] / 2**20:.0f} MiB of weights, less than "
+        f"{one['least_bytes'] / 2**20:.0f} MiB: they may stay in the CPU's cache, so its figures say nothing about "
+        "memory speed"
+    )
+
+
 def goals(run: Run) -> str:
+    small = {(one["model"], one["dtype"]) for one in run.in_cache}
+    cells = [
+        cell
+        for cell in run.cells
+        if cell.measure == "instructions" or (cell.point.get("model"), cell.point.get("dtype")) not in small
+    ]
     rows = []
     for goal in GOALS:
-        verdict = judge(goal, run.cells)
+        verdict = judge(goal, cells)
         where = ", ".join(f"{key} {value}" for key, value in verdict.cell.point.items()) if verdict.cell else "–"
         rows.append([goal.sentence, f"{verdict.worst:.3f}" if verdict.cell else "–", where, verdict.word])
     return table(["goal", "worst figure", "where", "verdict"], rows)
@@ -297,6 +313,7 @@ def markdown(run: Run, plot: str | None = None) -> str:
         + "; ".join(f"{key} {value}" for about in run.versions.values() for key, value in about.items())
         + ".\n",
     ]
+    parts += [f"**Not from memory**: {in_cache(one)}.\n" for one in run.in_cache]
     parts += [f"Left out: {title(name)} ({reason}).\n" for name, reason in run.missing.items()]
     parts += [
         f"Same network: after {one['tokens']} tokens of {one['model']} {one['dtype']} a logit of {title(one['peer'])} "

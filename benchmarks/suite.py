@@ -59,6 +59,7 @@ class Checkpoint:
     engines: dict[str, Contender] = field(default_factory=dict)
     limits: Contender | None = None
     token_bytes: int = 0
+    weight_bytes: int = 0
     arithmetic: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -84,6 +85,7 @@ class Checkpoint:
                     raise
                 self._leave_out(error)
         self.arithmetic = self.engines[OURS].ask("call", method="arithmetic")
+        self.weight_bytes = self.engines[OURS].ask("call", method="notes")["weights"]["mapped"]
         if self.plan.limits:
             self.limits = self._stack.enter_context(Contender("limits", self.plan.cache))
             self.limits.ask("map", steps=self.engines[OURS].ask("call", method="layout"))

@@ -19,6 +19,7 @@ import contenders
 import goals
 import harness
 import limits
+import machine
 import ml_dtypes
 import models
 import numpy as np
@@ -456,6 +457,24 @@ def test_goals_of_threads_instructions_and_a_long_run(
     assert verdict.worst == pytest.approx(figure) and verdict.word == word
 
 
+def test_a_checkpoint_that_fits_in_a_cache_meets_no_goal() -> None:
+    """Its speeds are shown under a warning and judged by none."""
+    run = a_run(decode_cell(samples(9, 9), samples(8, 8)))
+    assert "Not from memory" not in report.markdown(run) and "| decode ≥ 1.0× llama.cpp | 1.125 |" in report.goals(run)
+    run.in_cache = [{"model": "coarse", "dtype": "f32", "weight_bytes": 8 << 20, "least_bytes": 128 << 20}]
+    assert "coarse f32 has 8 MiB of weights, less than 128 MiB" in report.markdown(run)
+    assert "| decode ≥ 1.0× llama.cpp | – | – | not measured |" in report.goals(run)
+
+
+def test_the_last_cache_is_the_largest_that_the_system_names(tmp_path: Path) -> None:
+    """A cache above 128 MiB raises the least size of a model; an unknown one does not lower it."""
+    for number, size in enumerate(("32K", "512K", "256M")):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
+    assert machine.last_cache_bytes(tmp_path) == 256 << 20
+    assert machine.last_cache_bytes(tmp_path / "nowhere") == 0 and machine.least_weights() >= 128 << 20
+
+
 def test_pairs_counts_and_tenths_have_their_tables() -> None:
     """One row for each cell, with what it comes to."""
     point = {"model": "coarse", "dtype": "bf16", "threads": 2, "seconds": 60, "work": "decode", "tokens": 64}
@@ -516,7 +535,12 @@ def test_a_small_run_from_models_to_pages(cache: Path, tmp_path: Path) -> None:
     assert {"load", "memory peak", "prefill", "decode", "batching", "capture"} <= {c["measure"] for c in whole["cells"]}
     for cell in whole["cells"]:
         assert all(len(taken) == 2 and all(s["value"] > 0 for s in taken) for taken in cell["samples"].values())
-    assert whole["machine"]["cpu"] in found[".md"].read_text(encoding="utf-8")
+    page = found[".md"].read_text(encoding="utf-8")
+    assert whole["machine"]["cpu"] in page
+    (small_one,) = whole["in_cache"]
+    assert small_one["model"] == "tiny" and 0 < small_one["weight_bytes"] < 128 << 20 <= small_one["least_bytes"]
+    assert "warning: tiny bf16 has" in done.stderr and "say nothing about memory speed" in done.stderr
+    assert "**Not from memory**: tiny bf16 has" in page
 
 
 @pytest.mark.parametrize(
