@@ -65,7 +65,8 @@ def looking(axes: Any, cells: Sequence[Cell]) -> None:
         range(len(cells)), ["{model} {dtype}\n{work}".format(**cell.point) for cell in cells], fontsize=7, rotation=90
     )
     axes.set(title="Cost of a capture level against none", ylabel="% slower, 95 % interval")
-    axes.legend(fontsize=8)
+    axes.margins(y=0.2)  # room for the legend
+    axes.legend(fontsize=8, loc="upper center", ncols=len(levels))
 
 
 def curve(axes: Any, cells: Sequence[Cell]) -> None:

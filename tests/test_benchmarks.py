@@ -23,11 +23,13 @@ import machine
 import ml_dtypes
 import models
 import numpy as np
+import plot
 import programs
 import pytest
 import report
 import serve
 from harness import Cell, Probe, Sample
+from matplotlib.figure import Figure
 from measures import decode, instructions, prefill, steady, threads
 from suite import Plan
 
@@ -495,6 +497,21 @@ def test_pairs_counts_and_tenths_have_their_tables() -> None:
     assert "| barrier, µs | 2 | 0.55 (0.5–0.6) |" in page
     assert "| steady, tokens/s | coarse | bf16 | 2 | 60 | 9 | 8 | 7 | 9, 8, 7 | 0.9, 0.8, 0.7 |" in page
     assert "| steady memory, MiB | coarse | bf16 | 2 | 60 | 20 | 22 | 21 | 20, 22, 21 | – |" in page
+
+
+def test_the_legend_of_the_capture_levels_covers_no_interval() -> None:
+    """It lies above the highest of them, wherever that one stands."""
+    levels = {"none": samples(4, 4, 4), "routing": samples(4, 3, 4), "moe": samples(3, 5, 4), "all": samples(3, 2, 4)}
+    works = ("prefill", "decode")
+    cells = [Cell("capture", "s", {"model": "coarse", "dtype": "f32", "work": work}, levels) for work in works]
+    figure = Figure(figsize=(7, 4.5))
+    axes = figure.subplots()
+    plot.looking(axes, cells)
+    figure.draw_without_rendering()
+    legend = axes.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["routing", "moe", "all"]
+    highest = max(path[:, 1].max() for bars in axes.collections for path in bars.get_segments())
+    assert legend.get_window_extent().y0 > axes.transData.transform((0, highest))[1]
 
 
 def test_a_straight_line_is_found() -> None:
