@@ -209,8 +209,8 @@ def test_a_page_is_that_of_its_file(tmp_path: Path) -> None:
     assert "Provisional" not in text and "quick run" not in text
     whole = json.loads(next(tmp_path.glob("*.json")).read_text(encoding="utf-8"))
     assert page.save(whole, tmp_path).read_text(encoding="utf-8") == text
-    text = page.save(a_run(load_average=3.0, quick=True), tmp_path).read_text(encoding="utf-8")
-    assert "Provisional" in text and "quick run" in text
+    assert "**Provisional**" in page.save(a_run(load_average=3.0), tmp_path).read_text(encoding="utf-8")
+    assert "**Provisional, a quick run**" in page.save(a_run(quick=True), tmp_path).read_text(encoding="utf-8")
 
 
 def test_a_quick_run_stands_beside_the_recorded_one(
@@ -222,7 +222,8 @@ def test_a_quick_run_stands_beside_the_recorded_one(
     now = Result("thing", "twice", "2×", claim.HOLDS, "here", [cell])
     monkeypatch.setitem(catalogue.CLAIMS, "thing", lambda _: [now])
     text = repr(page.beside("thing", plan, tmp_path))
-    assert "| now, quick | 2× | holds | here |" in text and "| recorded | 0.75× | **does not hold** | since |" in text
+    assert "| now, quick: provisional | 2× | holds | here |" in text
+    assert "| recorded | 0.75× | **does not hold** | since |" in text
     assert "| speed: new | rows 1 | 8 (8–8) GB/s | 3 (3–3) GB/s |" in text
     assert "| speed: old | rows 1 | – | 4 (4–4) GB/s |" in text
 

@@ -57,7 +57,7 @@ def run(plan: Plan) -> list[Result]:
     one, many = (paired_ratio(c.samples["huge"], c.samples["4 KiB"]) for c in cells)
     facts |= {"huge / 4 KiB, 1 row": ratio_text(one), "huge / 4 KiB, 64 rows": ratio_text(many)}
     why = (
-        f"{many.median:.2f}× for 64 rows, {one.median:.2f}× for one: weights are read in order, so a page of 4 KiB"
+        f"64 rows decide: {many.median:.2f}×; one row: {one.median:.2f}×. Weights are read in order, so a page of 4 KiB"
         " costs one look-up for 64 cache lines; TLB hits themselves need counters that virtual machines rarely show"
     )
     return [Result("huge pages", SAID, f"{ratio_text(many)}×", judged(many, 1.83), why, cells, facts)]

@@ -15,6 +15,7 @@ from claims.catalogue import measure
 from claims.claim import Plan, Result, lines, quick
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
+NOW = "now, quick: provisional"
 BUSY = 0.5  # load for each CPU above which absolute figures are called provisional
 
 
@@ -36,7 +37,7 @@ def page(about: dict[str, Any], arguments: dict[str, Any], results: Sequence[Res
     if busy(about):
         head.append("**Provisional**: others were using the machine. What was measured side by side was slowed alike.")
     if arguments["quick"]:
-        head.append("**A quick run**: small memory, the bundled model, no peers.")
+        head.append("**Provisional, a quick run**: short samples, small memory, the bundled model, no peers.")
     verdicts = table(
         ["claim", "said", "here", "verdict", "why"],
         [[r.claim, r.said, r.figure, f"**{r.verdict}**", r.why] for r in results],
@@ -93,7 +94,7 @@ def beside(name: str, plan: Plan | None = None, folder: Path = RESULTS) -> Text:
     for result in now:
         full = kept.get(result.claim)
         parts.append(f"**{result.claim}**, said: *{result.said}*")
-        rows = [["now, quick", result.figure, result.verdict, result.why]]
+        rows = [[NOW, result.figure, result.verdict, result.why]]
         if full:
             rows.append(["recorded", full.figure, f"**{full.verdict}**", full.why])
         parts.append(table(["", "figure", "verdict", "why"], rows))
@@ -103,7 +104,7 @@ def beside(name: str, plan: Plan | None = None, folder: Path = RESULTS) -> Text:
             figures.setdefault((what, where), ["–", "–"])[column] = text
     rows = [[what, where, *pair] for (what, where), pair in figures.items()]
     if rows:
-        parts.append(table(["what", "where", "now, quick", "recorded"], rows))
+        parts.append(table(["what", "where", NOW, "recorded"], rows))
     return Text("\n\n".join(part.rstrip("\n") for part in parts))
 
 
