@@ -127,7 +127,7 @@ class Session:
         self._ids: list[int] = []
         self._held: weakref.WeakValueDictionary[tuple[int, int], Pass] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._process = os.getpid()  # of who came in last
 
     # ---- run ----
 
@@ -281,6 +281,7 @@ class Session:
                     "open a new session"
                 )
             raise BusyError("session busy: another call is inside it; wait for it, or use a session of your own")
+        self._process = os.getpid()
         return self._lock
 
     def _to_ids(self, x: Any) -> NDArray[np.int32]:

@@ -104,6 +104,7 @@ def test_threads_are_a_number_that_knows_its_reason() -> None:
 
 FORK = """
 import os, signal, threading
+import numpy as np
 import colibri_lab as lab
 
 model = lab.open()
@@ -114,6 +115,13 @@ inside, go_on = threading.Event(), threading.Event()
 def report(done):
     inside.set()
     go_on.wait()
+
+def waits(feed):
+    ids = np.array([5], np.int32)
+    try:
+        feed(ids, lambda done: feed(ids, None))
+    except lab.BusyError as error:
+        return "wait for it" in str(error)
 
 thread = threading.Thread(target=lambda: busy.feed([4] * 64, progress=report))
 thread.start()
@@ -129,6 +137,7 @@ if child == 0:
             told = "in use when this process was forked off" in str(error) and "open a new session" in str(error)
             told = told and "wait" not in str(error)
             told = told and rest.threads == 1 and "2 requested, 1 effective; a forked child" in repr(rest.threads)
+            told = told and waits(rest.feed) and waits(lambda ids, report: rest._engine.feed(ids, report))
             own = model.session(capture="all", max_tokens=8, threads=2)
             own.feed([1, 2, 3, 5])
             rest.feed([5])  # nobody was inside: it goes on here
@@ -147,7 +156,7 @@ print(os.waitstatus_to_exitcode(status), len(busy.ids), rest.ids, rest.threads)
 
 def test_a_forked_child_works_or_refuses_and_never_hangs() -> None:
     """Forked while a thread is inside one session: that one is refused in the child; others run on one
-    thread and say so; the parent goes on."""
+    thread, say so, and ask to be waited for when in use there; the parent goes on."""
     command = [sys.executable, "-W", "ignore", "-c", FORK]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == ["0", "64", "[1,", "2,", "3,", "5]", "2"], (done.stdout, done.stderr)

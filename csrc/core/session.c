@@ -176,9 +176,11 @@ static colibri_status enter(session *s, colibri_message *message)
 {
     if (atomic_exchange(&s->busy, 1) != 0)
         return fail(message, COLIBRI_ERROR_BUSY,
-                    s->process == getpid()
+                    atomic_load_acquire(&s->process) == getpid()
                         ? "session busy: another thread is inside it; wait for it, or use a session for each thread"
-                        : "session busy: it was in use when this process was forked off, and nobody here will finish that; open a new session");
+                        : "session busy: it was in use when this process was forked off, and nobody here will finish "
+                          "that; open a new session");
+    atomic_store_release(&s->process, getpid());
     return COLIBRI_OK;
 }
 

@@ -19,7 +19,7 @@ typedef struct session {
     machine machine;
     colibri_gate_mode gates; /* as applied; never COLIBRI_GATES_MODEL */
     int busy;                /* atomic: a thread is inside */
-    pid_t process;           /* in which the session was made: in a child of it, nobody is left to finish what was going on */
+    pid_t process;           /* atomic: that of who came in last; in a child of it, nobody is left to finish what was going on */
     int threads_asked;       /* 0: as many as the process may use */
     bool held_by_memory;  /* max_tokens is what memory allowed, not what the model or the caller did */
 
