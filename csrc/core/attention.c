@@ -97,8 +97,40 @@ static void sum_work(void *argument, int64_t first, int64_t last, int thread)
 
         kern->scores(weights, r->q + query, r->all_k + key, stride, n_keys, dim, j->scale);
         kern->softmax(weights, weights, n_keys, first_key);
-        kern->weighted_sum(r->context + query, weights, r->all_v + key, stride, n_keys, dim);
+        kern->weighted_sum(r->context + query, weights, r->all_v + key, stride, n_keys, dim, false);
         if (!machine_go_on(j->machine, thread, 2 * n_keys * dim))
+            return;
+    }
+}
+
+/* A single token: item i is query head i. Memory sets the pace, so all heads of a thread pass over some keys, then over some
+ * values, before the next ones are read. */
+static void single_token_work(void *argument, int64_t first, int64_t last, int thread)
+{
+    enum { BLOCK = 64 }; /* of 64 to 128 floats each: half of a first cache for a key head */
+    attend_job *j = argument;
+    const attention_rows *r = j->rows;
+    const kernels *kern = j->machine->kernels;
+    int64_t kv_heads = j->config->num_key_value_heads, dim = j->config->head_dim, stride = kv_heads * dim;
+    int64_t group = j->config->num_attention_heads / kv_heads, begin = first_visible_key(j->start, j->window), end = j->start + 1;
+    for (int64_t s = begin, n; s < end; s += n) {
+        n = end - s < BLOCK ? end - s : BLOCK;
+        for (int64_t h = first; h < last; h++)
+            kern->scores(r->weights + h * r->weights_head + s, r->q + h * dim, r->all_k + s * stride + h / group * dim, stride, n,
+                         dim, j->scale);
+        if (!machine_go_on(j->machine, thread, n * (last - first) * dim))
+            return;
+    }
+    for (int64_t h = first; h < last; h++) {
+        float *weights = r->weights + h * r->weights_head + begin;
+        kern->softmax(weights, weights, end - begin, begin);
+    }
+    for (int64_t s = begin, n; s < end; s += n) {
+        n = end - s < BLOCK ? end - s : BLOCK;
+        for (int64_t h = first; h < last; h++)
+            kern->weighted_sum(r->context + h * dim, r->weights + h * r->weights_head + s,
+                               r->all_v + s * stride + h / group * dim, stride, n, dim, s > begin);
+        if (!machine_go_on(j->machine, thread, n * (last - first) * dim))
             return;
     }
 }
@@ -113,6 +145,6 @@ void attend(machine *m, const config *c, const layer_weights *w, int64_t window,
     machine_linear(m, rows->k, rows->norm, n, &w->k, &w->k_bias);
     machine_linear(m, rows->v, rows->norm, n, &w->v, &w->v_bias);
     machine_run(m, prepare_work, &job, n, 8 * n * width);
-    machine_run(m, sum_work, &job, c->num_attention_heads * n, 2 * n * (start + n) * width);
+    machine_run(m, n == 1 ? single_token_work : sum_work, &job, c->num_attention_heads * n, 2 * n * (start + n) * width);
     machine_linear(m, rows->out, rows->context, n, &w->o, &w->o_bias);
 }

@@ -13,7 +13,7 @@ typedef struct attention_rows {
     float *context; /* [n, heads, head_dim] out: weighted sums of values */
     float *out;     /* [n, H] out: after the output projection */
     float *weights; /* out: the probability that query (head, t) gives key s is at head * weights_head + t * weights_row + s; */
-    int64_t weights_head, weights_row, weights_thread; /* as scratch, all queries share one row for each thread: 0, 0, row size */
+    int64_t weights_head, weights_row, weights_thread; /* as scratch: a row for each head of a single token, or for each thread */
     const float *cos, *sin; /* [n, head_dim / 2] of the positions start .. start + n - 1 */
 } attention_rows;
 

@@ -64,7 +64,8 @@ bool stage_attention(session *s, int64_t l)
         .cos = scratch(s, s->layout.cos),
         .sin = scratch(s, s->layout.sin),
         .weights = scratch(s, s->layout.weights),
-        .weights_thread = s->layout.max_tokens,
+        .weights_head = n == 1 ? s->layout.max_tokens : 0,
+        .weights_thread = n == 1 ? 0 : s->layout.max_tokens,
     };
     if (session_keeps(s, TAP_ATTN_WEIGHTS, l)) {
         r.weights = rows(s, TAP_ATTN_WEIGHTS, l);
