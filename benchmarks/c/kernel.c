@@ -15,22 +15,24 @@
 #include "clock.h"
 #include "fma_peak.h"
 
-enum { MAX_ROWS = MATMUL_ROWS, WIDE = 3584, NARROW = 1024, ROOM = MATMUL_SUMS + MAX_ROWS * WIDE };
+enum { MAX_ROWS = 64, WIDE = 3584, NARROW = 1024 };
+
+static int64_t room_floats(void) { return matmul_scratch(WIDE) + packed_floats(MAX_ROWS, WIDE); }
 
 typedef struct job {
     const kernels *k;
     matrix w;
     const float *x;
-    float *room, *out; /* room: of each thread, for packed rows and sums */
+    float *room, *out; /* room: of each thread, for a product: scratch, packed rows */
     int64_t rows, fma_rounds;
     volatile float sink[COLIBRI_MAX_THREADS];
 } job;
 
 static void multiply(void *argument, int64_t first, int64_t last, int thread) {
     const job *j = argument;
-    float *sums = j->room + thread * ROOM, *packed = sums + MATMUL_SUMS;
+    float *scratch = j->room + thread * room_floats(), *packed = scratch + matmul_scratch(WIDE);
     if (j->rows > 1) j->k->pack(packed, j->x, j->w.cols, j->rows, j->w.cols);
-    j->k->matmul(j->out, j->w.rows, j->rows > 1 ? packed : j->x, j->rows, &j->w, NULL, first, last, sums);
+    j->k->matmul(j->out, j->w.rows, j->rows > 1 ? packed : j->x, j->rows, &j->w, NULL, first, last, scratch);
 }
 
 static void fma_only(void *argument, int64_t first, int64_t last, int thread) {
@@ -87,7 +89,7 @@ int main(int argc, char **argv) {
     const size_t n_bytes = (size_t)atol(argv[2]) << 20;
     unsigned char *weights = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     float *x = malloc(sizeof(float) * MAX_ROWS * WIDE), *out = malloc(sizeof(float) * MAX_ROWS * WIDE);
-    float *room = malloc(sizeof(float) * ROOM * (size_t)threads_count(pool));
+    float *room = malloc(sizeof(float) * (size_t)(room_floats() * threads_count(pool)));
     if (weights == MAP_FAILED || x == NULL || out == NULL || room == NULL) {
         fprintf(stderr, "no memory\n");
         return 1;

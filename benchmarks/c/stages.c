@@ -19,16 +19,17 @@ const kernels *kernels_in_force(void) { return &TABLE; }
  * have the same cols, but for m = 1: a single row is not packed. */
 double matmul_seconds(const matrix *matrices, int64_t count, const float *x, int64_t m, float *out) {
     const int64_t cols = matrices[0].cols;
-    float *sums = malloc(sizeof(float) * (size_t)(MATMUL_SUMS + packed_floats(m, cols))), *packed = sums + MATMUL_SUMS;
-    if (sums == NULL) return -1.0;
+    float *scratch = malloc(sizeof(float) * (size_t)(matmul_scratch(cols) + packed_floats(m, cols)));
+    if (scratch == NULL) return -1.0;
+    float *packed = scratch + matmul_scratch(cols);
     if (m > 1) TABLE.pack(packed, x, cols, m, cols);
     const double begin = now();
     for (int64_t i = 0; i < count; i++) {
         const matrix *w = &matrices[i];
-        TABLE.matmul(out, w->rows, m > 1 ? packed : x, m, w, NULL, 0, w->rows, sums);
+        TABLE.matmul(out, w->rows, m > 1 ? packed : x, m, w, NULL, 0, w->rows, scratch);
     }
     const double seconds = now() - begin;
-    free(sums);
+    free(scratch);
     return seconds;
 }
 

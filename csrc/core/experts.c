@@ -54,7 +54,7 @@ static void hidden_work(void *argument, int64_t first, int64_t last, int thread)
     for (share s = {.e = -1}; next_share(&s, j, width, first, last);) {
         const ffn_weights *w = &j->networks[s.e];
         for (int64_t t = s.start, stop = s.start + s.count, n; t < stop; t += n) {
-            n = stop - t < MATMUL_ROWS ? stop - t : MATMUL_ROWS;
+            n = machine_rows(stop - t);
             float *gate = j->rows->gate + t * width, *up = j->rows->up + t * width, *hidden = j->rows->hidden + t * width;
             const float *x = machine_pack(j->machine, thread, j->rows->input + t * w->gate.cols, n, w->gate.cols);
             if (!machine_product(j->machine, thread, gate, width, x, n, &w->gate, &no_bias, s.from, s.to) ||

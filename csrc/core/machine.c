@@ -81,14 +81,14 @@ void machine_run(machine *m, threads_work work, void *argument, int64_t n, int64
 
 int64_t machine_room(int64_t cols)
 {
-    return packed_floats(MATMUL_ROWS, cols) + MATMUL_SUMS;
+    return matmul_scratch(cols) + packed_floats(MATMUL_ROWS, cols);
 }
 
 const float *machine_pack(machine *m, int thread, const float *x, int64_t n, int64_t cols)
 {
     if (n == 1)
         return x;
-    float *packed = m->room + thread * m->room_floats + MATMUL_SUMS;
+    float *packed = m->room + thread * m->room_floats + matmul_scratch(cols);
     m->kernels->pack(packed, x, cols, n, cols);
     return packed;
 }
@@ -96,11 +96,11 @@ const float *machine_pack(machine *m, int thread, const float *x, int64_t n, int
 bool machine_product(machine *m, int thread, float *out, int64_t out_stride, const float *packed, int64_t n, const matrix *w,
                      const matrix *bias, int64_t first, int64_t last)
 {
-    float *sums = n == 1 ? NULL : m->room + thread * m->room_floats;
+    float *scratch = n == 1 ? NULL : m->room + thread * m->room_floats;
     int64_t groups = WORK_PER_LOOK / (n * w->cols * MATMUL_GROUP), outputs = (groups < 1 ? 1 : groups) * MATMUL_GROUP;
     for (int64_t r = first; r < last; r += outputs) {
         int64_t end = r + outputs < last ? r + outputs : last;
-        m->kernels->matmul(out, out_stride, packed, n, w, bias, r, end, sums);
+        m->kernels->matmul(out, out_stride, packed, n, w, bias, r, end, scratch);
         if (!machine_go_on(m, thread, n * (end - r) * w->cols))
             return false;
     }
@@ -111,7 +111,7 @@ bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, cons
                     const matrix *bias, int64_t first, int64_t last)
 {
     for (int64_t t = 0, rows; t < n; t += rows) {
-        rows = n - t < MATMUL_ROWS ? n - t : MATMUL_ROWS;
+        rows = machine_rows(n - t);
         const float *packed = machine_pack(m, thread, x + t * w->cols, rows, w->cols);
         if (!machine_product(m, thread, out + t * out_stride, out_stride, packed, rows, w, bias, first, last))
             return false;

@@ -47,6 +47,13 @@ void machine_linear(machine *m, float *out, const float *x, int64_t n, const mat
 bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
                     const matrix *bias, int64_t first, int64_t last);
 
+/* Rows of the next product when so many are left: even shares of at most MATMUL_ROWS. */
+static inline int64_t machine_rows(int64_t left)
+{
+    int64_t products = (left + MATMUL_ROWS - 1) / MATMUL_ROWS;
+    return (left + products - 1) / products;
+}
+
 /* The same in two steps, so that several products share the packed rows: n <= MATMUL_ROWS rows of x, which stay packed in the
  * thread's room until it packs others; and their product. */
 const float *machine_pack(machine *m, int thread, const float *x, int64_t n, int64_t cols);

@@ -17,13 +17,20 @@
 
 #include "../utils/matrix.h"
 
-/* Rows of x in one product; rows of w whose partial sums, 16 for each output, wait together in memory. */
-enum { MATMUL_ROWS = 64, MATMUL_GROUP = 24, MATMUL_SUMS = MATMUL_ROWS * MATMUL_GROUP * 16 };
+/* Rows of x in one product; rows of w that are best taken together, a multiple of what every table likes. */
+enum { MATMUL_ROWS = 128, MATMUL_GROUP = 48 };
 
-/* Floats that m packed rows of n numbers take. */
+/* Floats that m packed rows of n numbers take at most: the numbers, and gaps between the 16 lanes of some rows together. */
 static inline int64_t packed_floats(int64_t m, int64_t n)
 {
-    return m * ((n + 15) / 16 * 16);
+    return m * ((n + 15) / 16 * 16) + (m / 2 + 2) * 16 * 64;
+}
+
+/* Floats that a product with rows of n numbers needs meanwhile at most: a few sums for each output of a group of rows of w, and a
+ * copy of the group. */
+static inline int64_t matmul_scratch(int64_t n)
+{
+    return 4 * MATMUL_ROWS * MATMUL_GROUP + MATMUL_GROUP * ((n + 15) / 16 * 16) + 16 * 64;
 }
 
 typedef struct kernels {
@@ -35,10 +42,10 @@ typedef struct kernels {
 
     /* out[i][r] = dot(x[i], w[r], w->cols) (+ bias[r], added after the fold) for 0 <= i < m and first <= r < last.
      * x is packed; row i of out begins at out + i * out_stride. bias may be NULL or have data == NULL. Weights are widened
-     * exactly on the way. sums is room for MATMUL_SUMS floats, which a single row does without. The order of outputs is free;
-     * each is computed as if alone. */
+     * exactly on the way. scratch is room for matmul_scratch(w->cols) floats, which a single row does without. The order of
+     * outputs is free; each is computed as if alone. */
     void (*matmul)(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
-                   int64_t first, int64_t last, float *sums);
+                   int64_t first, int64_t last, float *scratch);
 
     /* out[i] = w[i] * (x[i] / sqrt(sum16(x^2) / n + eps)): squares enter the lanes by fma, division and square root are IEEE.
      * out may be x. */
@@ -59,8 +66,9 @@ typedef struct kernels {
     /* out[j] = dot(q, keys + j * stride, dim) * scale for 0 <= j < n. */
     void (*scores)(float *out, const float *q, const float *keys, int64_t stride, int64_t n, int64_t dim, float scale);
 
-    /* out[c] = the chain acc = fma(weight[j], rows[j * stride + c], acc), j = 0 .. n-1, acc = +0 at the start. n may be 0. */
-    void (*weighted_sum)(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, int64_t dim);
+    /* out[c] = the chain acc = fma(weight[j], rows[j * stride + c], acc), j = 0 .. n-1. At the start acc = +0 or, to `go_on` with
+     * an earlier chain, out[c]. n may be 0. */
+    void (*weighted_sum)(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, int64_t dim, bool go_on);
 
     /* acc[i] = fma(factor, x[i], acc[i]). */
     void (*add_scaled)(float *acc, float factor, const float *x, int64_t n);

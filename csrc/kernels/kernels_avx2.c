@@ -12,6 +12,8 @@
 #define LANES 8
 #define TILE_X 4 /* 4 x 3 sums: 12 of 16 registers; three weights and one x fill the rest */
 #define TILE_W 3
+#define BATCH_X 6 /* 6 x 2 registers of sums; two of weights and one x fill the rest */
+#define PANEL_VECS 2
 #define TILE_W1 4 /* 8 chains cover the latency of two FMA units */
 
 typedef __m256 vec;
@@ -77,6 +79,20 @@ static inline void v_fold4(float *out, const vec a[4])
     const vec one = _mm256_add_ps(two, _mm256_movehdup_ps(two));
     const __m128 acbd = _mm_shuffle_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps(one, 1), 0x88);
     _mm_storeu_ps(out, _mm_shuffle_ps(acbd, acbd, 0xd8));
+}
+
+static inline void v_transpose(vec r[4])
+{
+    const vec a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
+    const vec c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
+    r[0] = _mm256_shuffle_ps(a, c, 0x44);
+    r[1] = _mm256_shuffle_ps(a, c, 0xee);
+    r[2] = _mm256_shuffle_ps(b, d, 0x44);
+    r[3] = _mm256_shuffle_ps(b, d, 0xee);
+}
+static inline void v_store_quad(float *p, vec v, const int q)
+{
+    _mm_storeu_ps(p, q == 0 ? _mm256_castps256_ps128(v) : _mm256_extractf128_ps(v, 1));
 }
 
 #include "lanes_kernels.h"

@@ -18,6 +18,8 @@
 #define LANES 16
 #define TILE_X 4 /* 4 x 6 sums: 24 of 32 registers; six weights and one x fit beside them */
 #define TILE_W 6
+#define BATCH_X 8 /* 8 x 3 registers of sums; three of weights and one x fit beside them */
+#define PANEL_VECS 3
 #define TILE_W1 8 /* 8 chains cover the latency of two FMA units */
 
 typedef __m512 vec;
@@ -71,6 +73,23 @@ static inline float v_fold(vec a)
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline void v_transpose(vec r[4])
+{
+    const vec a = _mm512_unpacklo_ps(r[0], r[1]), b = _mm512_unpackhi_ps(r[0], r[1]);
+    const vec c = _mm512_unpacklo_ps(r[2], r[3]), d = _mm512_unpackhi_ps(r[2], r[3]);
+    r[0] = _mm512_shuffle_ps(a, c, 0x44);
+    r[1] = _mm512_shuffle_ps(a, c, 0xee);
+    r[2] = _mm512_shuffle_ps(b, d, 0x44);
+    r[3] = _mm512_shuffle_ps(b, d, 0xee);
+}
+static inline void v_store_quad(float *p, vec v, const int q)
+{
+    _mm_storeu_ps(p, q == 0   ? _mm512_castps512_ps128(v)
+                     : q == 1 ? _mm512_extractf32x4_ps(v, 1)
+                     : q == 2 ? _mm512_extractf32x4_ps(v, 2)
+                              : _mm512_extractf32x4_ps(v, 3));
 }
 
 #include "lanes_kernels.h"

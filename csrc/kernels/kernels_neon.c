@@ -10,6 +10,8 @@
 #define LANES 4
 #define TILE_X 4 /* 4 x 6 sums: 24 of 32 registers; six weights and one x fit beside them */
 #define TILE_W 6
+#define BATCH_X 6 /* 6 x 4 registers of sums; four of weights and one x fit beside them */
+#define PANEL_VECS 4
 #define TILE_W1 4 /* 16 chains cover the latency of four FMA units */
 
 typedef float32x4_t vec;
@@ -70,6 +72,22 @@ static inline float v_fold(vec a)
 {
     float32x2_t two = vadd_f32(vget_low_f32(a), vget_high_f32(a));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+static inline void v_transpose(vec r[4])
+{
+    const float32x4x2_t a = vzipq_f32(r[0], r[2]), b = vzipq_f32(r[1], r[3]);
+    const float32x4x2_t c = vzipq_f32(a.val[0], b.val[0]), d = vzipq_f32(a.val[1], b.val[1]);
+    r[0] = c.val[0];
+    r[1] = c.val[1];
+    r[2] = d.val[0];
+    r[3] = d.val[1];
+}
+
+static inline void v_store_quad(float *p, vec v, const int q)
+{
+    (void)q;
+    v_store(p, v);
 }
 
 #include "lanes_kernels.h"

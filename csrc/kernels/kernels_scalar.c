@@ -49,10 +49,10 @@ static void pack(float *packed, const float *x, int64_t x_stride, int64_t m, int
 }
 
 static void matmul(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
-                   int64_t first, int64_t last, float *sums)
+                   int64_t first, int64_t last, float *scratch)
 {
     int64_t row_bytes = w->cols * (w->dtype == COLIBRI_F32 ? 4 : 2);
-    (void)sums;
+    (void)scratch;
     for (int64_t r = first; r < last; r++) {
         const unsigned char *row = (const unsigned char *)w->data + r * row_bytes;
         for (int64_t i = 0; i < m; i++) {
@@ -111,10 +111,11 @@ static void scores(float *out, const float *q, const float *keys, int64_t stride
         out[j] = dot(q, keys + j * stride, COLIBRI_F32, dim) * scale;
 }
 
-static void weighted_sum(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, int64_t dim)
+static void weighted_sum(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, int64_t dim,
+                         bool go_on)
 {
     for (int64_t c = 0; c < dim; c++) {
-        float sum = 0;
+        float sum = go_on ? out[c] : 0;
         for (int64_t j = 0; j < n; j++)
             sum = fma_f32(weight[j], rows[j * stride + c], sum);
         out[c] = sum;

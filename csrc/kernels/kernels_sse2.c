@@ -13,6 +13,8 @@
 #define LANES 4
 #define TILE_X 2 /* v_fma sets the pace, not the loads: larger tiles are no faster, and three times the code */
 #define TILE_W 1
+#define BATCH_X 2
+#define PANEL_VECS 1
 #define TILE_W1 1
 
 typedef __m128 vec;
@@ -134,6 +136,14 @@ static inline float v_fold(vec a)
 {
     vec two = _mm_add_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+static inline void v_transpose(vec r[4]) { _MM_TRANSPOSE4_PS(r[0], r[1], r[2], r[3]); }
+
+static inline void v_store_quad(float *p, vec v, const int q)
+{
+    (void)q;
+    v_store(p, v);
 }
 
 #include "lanes_kernels.h"

@@ -4,6 +4,7 @@
  *     TABLE, NAME                  the table's symbol and its name
  *     LANES, vec                   floats in one register (a divisor of 16), and its type
  *     TILE_X, TILE_W, TILE_W1      rows of x and of w in a register tile; rows of w in a tile for a single row of x
+ *     BATCH_X, PANEL_VECS          with many rows of x: rows of x, and registers of LANES rows of w, in a register tile
  * and these operations (p may have any address; `count` is 1 .. LANES - 1; of a part, lanes from count on read as 0 and are never
  * written):
  *     v_set(f)  v_load(p)  v_load_part(p, count)  v_store(p, v)  v_store_part(p, v, count)  v_load_f16(p)  v_load_bf16(p)
@@ -11,14 +12,16 @@
  *     v_negate(a)                  the sign bit flipped
  *     v_fold(a)                    lane j plus lane j + n/2, down to one float
  *     v_fold4(out, a[4])           out[j] = v_fold(a[j]); may be left out
+ *     v_transpose(a[4])            lane 4 * q + j of a[i] changes places with lane 4 * q + i of a[j]
+ *     v_store_quad(p, a, q)        the four lanes from 4 * q on
  *     v_at_most(a, b), v_at_least(a, b)   a limited by b; a NaN in a stays
  *     v_max(a, b)                  the larger one; a NaN in either wins
  *     v_first(count, a, b)         lanes below count from a, the others from b
  *     v_quiet(a)                   a signalling NaN made quiet
  *     v_keep(a)                    a stays in its register: else GCC loads it again for every product, and loads set the pace
  *     v_scale(e, shifted)          e * 2^n by the last four lines of exp_f32
- * TILE_X is 2, 4 or 6. Every output goes through the operations of kernels_scalar.c in the same order. Sixteen lanes are PARTS
- * registers, part p holding lanes p * LANES and on. */
+ * TILE_X is 2, 4 or 6, BATCH_X at least 2, and PANEL_VECS * LANES divides MATMUL_GROUP. Every output goes through the operations
+ * of kernels_scalar.c in the same order. Sixteen lanes are PARTS registers, part p holding lanes p * LANES and on. */
 #include <math.h>
 #include <string.h>
 
@@ -220,11 +223,12 @@ static void softmax(float *out, const float *x, int64_t n, int64_t first)
  * */
 
 /* n_parts registers of channels at once; with n_parts == 1 only `count` lanes of it. */
-INLINE void columns(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, const int n_parts, int count)
+INLINE void columns(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, bool go_on, const int n_parts,
+                    int count)
 {
     vec sums[8];
     for (int p = 0; p < n_parts; p++)
-        sums[p] = v_set(0);
+        sums[p] = go_on ? v_get(out + p * LANES, count) : v_set(0);
     for (int64_t j = 0; j < n; j++) {
         const vec factor = v_set(weight[j]);
         for (int p = 0; p < n_parts; p++)
@@ -234,13 +238,13 @@ INLINE void columns(float *out, const float *weight, const float *rows, int64_t 
         v_put(out + p * LANES, sums[p], count);
 }
 
-static void weighted_sum(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, int64_t dim)
+static void weighted_sum(float *out, const float *weight, const float *rows, int64_t stride, int64_t n, int64_t dim, bool go_on)
 {
     int64_t c = 0;
     for (; c + 8 * LANES <= dim; c += 8 * LANES) /* eight chains hide the latency of one */
-        columns(out + c, weight, rows + c, stride, n, 8, LANES);
+        columns(out + c, weight, rows + c, stride, n, go_on, 8, LANES);
     for (; c < dim; c += LANES)
-        columns(out + c, weight, rows + c, stride, n, 1, lanes_of(dim - c));
+        columns(out + c, weight, rows + c, stride, n, go_on, 1, lanes_of(dim - c));
 }
 
 static void add_scaled(float *acc, float factor, const float *x, int64_t n)

@@ -6,11 +6,13 @@
  *
  * Around it, what is used again stays close: a panel (a few rows of w) in the first cache while all rows of x pass over it, the
  * rows of x in the second cache while a group of panels passes over them. Long rows go in blocks of columns; the sums of a group
- * wait in memory meanwhile. */
+ * wait in memory meanwhile. From BATCH rows of x on lanes_batch.h takes over. */
+#include "lanes_batch.h"
 
 /* A panel of 12 KiB leaves room in the first cache (32 KiB) for the rows of x that pass by. 64 rows of x by 1,024 columns are 256
- * KiB, half of a usual second cache. With few rows of x memory sets the pace, and is read best in the order in which it lies. */
-enum { BLOCK_COLS = 1024, PANEL_BYTES = 12 * 1024, FEW = 16 };
+ * KiB, half of a usual second cache. With few rows of x memory sets the pace, and is read best in the order in which it lies.
+ * GROUP rows of w wait together for the next block of columns. */
+enum { BLOCK_COLS = 1024, PANEL_BYTES = 12 * 1024, FEW = 16, GROUP = 24 };
 
 INLINE int64_t round_up(int64_t n, int64_t step)
 {
@@ -35,6 +37,10 @@ static void pack(float *packed, const float *x, int64_t x_stride, int64_t m, int
 {
     if (m == 1) {
         memcpy(packed, x, (size_t)n * sizeof(float));
+        return;
+    }
+    if (m >= BATCH) {
+        pack_batch(packed, x, x_stride, m, n);
         return;
     }
     const int64_t block = block_cols(m, n);
@@ -276,15 +282,17 @@ INLINE void single_row(const block *b, int64_t first, int64_t last, const colibr
 }
 
 static void matmul(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
-                   int64_t first, int64_t last, float *sums)
+                   int64_t first, int64_t last, float *scratch)
 {
     const block all = {out, out_stride, m, packed, w->data, w->cols * size_of(w->dtype), w->cols, w->dtype, true, true};
-    if (m > 1 && m < FEW)
-        few_rows(&all, first, last, sums);
+    if (m >= BATCH)
+        batch_rows(out, out_stride, packed, m, w, first, last, scratch);
+    else if (m > 1 && m < FEW)
+        few_rows(&all, first, last, scratch);
     else if (m > 1)
-        for (int64_t r = first; r < last; r += MATMUL_GROUP) {
+        for (int64_t r = first; r < last; r += GROUP) {
             block group = all;
-            many_rows(&group, w->cols, r, last - r < MATMUL_GROUP ? last : r + MATMUL_GROUP, sums);
+            many_rows(&group, w->cols, r, last - r < GROUP ? last : r + GROUP, scratch);
         }
     else if (w->dtype == COLIBRI_F32)
         single_row(&all, first, last, COLIBRI_F32);

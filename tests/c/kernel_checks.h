@@ -45,11 +45,12 @@ static inline guarded copy_of(guarded from, int64_t n)
 static inline void multiply(const kernels *table, float *out, int64_t out_stride, const float *x, int64_t x_stride, int64_t m,
                             const matrix *w, const matrix *bias, int64_t first, int64_t last)
 {
-    float *packed = malloc((size_t)packed_floats(m, w->cols) * sizeof(float)), *sums = malloc(MATMUL_SUMS * sizeof(float));
+    float *packed = malloc((size_t)packed_floats(m, w->cols) * sizeof(float));
+    float *scratch = malloc((size_t)matmul_scratch(w->cols) * sizeof(float));
     table->pack(packed, x, x_stride, m, w->cols);
-    table->matmul(out, out_stride, packed, m, w, bias, first, last, sums);
+    table->matmul(out, out_stride, packed, m, w, bias, first, last, scratch);
     free(packed);
-    free(sums);
+    free(scratch);
 }
 
 static inline void check_matmul_case(const kernels *table, colibri_dtype dtype, int64_t m, int64_t rows, int64_t cols,
@@ -95,15 +96,20 @@ static inline void check_large_matmul(const kernels *table)
 {
     enum { ROWS = 2 * MATMUL_GROUP + 5 };
     static float got[MATMUL_ROWS * ROWS], want[MATMUL_ROWS * ROWS];
-    static const int ms[] = {2, 15, 16, 21, 63, MATMUL_ROWS}, cols[] = {1024, 1025, 1100, 2049, 3600, 4097};
+    static const int ms[] = {2, 15, 16, 21, 47, 48, 53, 79, MATMUL_ROWS};
+    static const int cols[] = {3, 16, 40, 1024, 1025, 1100, 2049, 3600, 4097};
+    enum { CASES = sizeof ms / sizeof *ms };
     for (int dtype = COLIBRI_F32; dtype <= COLIBRI_BF16; dtype++)
-        for (int i = 0; i < 6; i++) {
+        for (int i = 0; i < CASES; i++) {
             matrix w;
-            int64_t m = ms[i], n = cols[(i + 2 * dtype) % 6];
+            int64_t m = ms[i], n = cols[(i + 2 * dtype + random_below(CASES)) % CASES];
             guarded w_memory = random_matrix(&w, (colibri_dtype)dtype, ROWS, n, (enum mood)random_below(N_MOODS), 1);
             guarded x = random_row(m * n, (enum mood)random_below(N_MOODS));
-            multiply(&kernels_scalar, want, ROWS, (float *)x.data, n, m, &w, NULL, 0, ROWS);
-            multiply(table, got, ROWS, (float *)x.data, n, m, &w, NULL, 0, ROWS);
+            int64_t first = random_below(MATMUL_GROUP), last = ROWS - random_below(MATMUL_GROUP);
+            for (int64_t j = 0; j < m * ROWS; j++)
+                got[j] = want[j] = canary;
+            multiply(&kernels_scalar, want, ROWS, (float *)x.data, n, m, &w, NULL, first, last);
+            multiply(table, got, ROWS, (float *)x.data, n, m, &w, NULL, first, last);
             CHECK(same_numbers(got, want, m * ROWS));
             guarded_free(w_memory);
             guarded_free(x);
@@ -220,8 +226,13 @@ static inline void check_rows_of_keys(const kernels *table) /* scores, weighted_
             table->scores(got, (float *)q.data, (float *)rows.data, stride, n, dim, 0.088388346f);
             CHECK(same_numbers(got, want, n));
             guarded out = random_row(dim, CALM);
-            kernels_scalar.weighted_sum(want, (float *)weight.data, (float *)rows.data, stride, n, dim);
-            table->weighted_sum((float *)out.data, (float *)weight.data, (float *)rows.data, stride, n, dim);
+            int64_t part = random_below((int)n + 1);
+            kernels_scalar.weighted_sum(want, (float *)weight.data, (float *)rows.data, stride, n, dim, false);
+            table->weighted_sum((float *)out.data, (float *)weight.data, (float *)rows.data, stride, n, dim, false);
+            CHECK(same_numbers((float *)out.data, want, dim));
+            table->weighted_sum((float *)out.data, (float *)weight.data, (float *)rows.data, stride, part, dim, false);
+            table->weighted_sum((float *)out.data, (float *)weight.data + part, (float *)rows.data + (n == 0 ? 0 : part * stride),
+                                stride, n - part, dim, true); /* a chain in two pieces is the same chain */
             CHECK(same_numbers((float *)out.data, want, dim));
             guarded_free(q);
             guarded_free(weight);
