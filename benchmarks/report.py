@@ -119,14 +119,15 @@ def in_short(run: Run, tokens: int = 512) -> str:
     prefill = [cell for cell in of(run, "prefill") if cell.point["tokens"] == tokens]
     written = {key(cell): cell for cell in of(run, "decode") if not cell.point["context"]}
     pairs = [(cell, written[key(cell)]) for cell in prefill if key(cell) in written]
-    engines = [name for name in TITLES if any(name in cell.samples for pair in pairs for cell in pair)]
-    head = ["model", "threads", *(f"{what}: {title(n)}" for what in (f"prompt of {tokens}", "decode") for n in engines)]
+    what = (f"prompt of {tokens}", "decode")
+    engines = [[n for n in TITLES if any(n in cell.samples for cell in cells)] for cells in zip(*pairs, strict=True)]
+    head = ["model", "threads", *(f"{w}: {title(n)}" for w, names in zip(what, engines, strict=False) for n in names)]
     head.append("decode of the read ceiling")
     rows = []
     for pair in pairs:
         row = ["{model} {dtype}".format(**pair[0].point), str(pair[0].point["threads"])]
-        for cell in pair:
-            for name in engines:
+        for cell, names in zip(pair, engines, strict=True):
+            for name in names:
                 text = number(summary(cell.samples.get(name, [])).median)
                 if name != OURS and name in cell.samples:
                     text += f" ({paired_ratio(cell.samples[OURS], cell.samples[name]).median:.2f}×)"
