@@ -124,6 +124,8 @@ static void single_token_work(void *argument, int64_t first, int64_t last, int t
     for (int64_t h = first; h < last; h++) {
         float *weights = r->weights + h * r->weights_head + begin;
         kern->softmax(weights, weights, end - begin, begin);
+        if (!machine_go_on(j->machine, thread, end - begin))
+            return;
     }
     for (int64_t s = begin, n; s < end; s += n) {
         n = end - s < BLOCK ? end - s : BLOCK;

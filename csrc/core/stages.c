@@ -125,12 +125,23 @@ static float *ffn_buffer(const session *s, tap t, int64_t l, int64_t row, int64_
     return rows(s, t, l) + row * s->model->config.moe_intermediate_size;
 }
 
+/* Packed rows run in groups of at most FFN_ROWS. The group that begins with row `first` ends with an expert, if one ends in it,
+ * so that weights are not read twice. */
+static int64_t group_end(const int64_t *offsets, int64_t n_experts, int64_t first)
+{
+    for (int64_t e = n_experts; e > 0 && offsets[e] > first; e--)
+        if (offsets[e] - first <= FFN_ROWS)
+            return offsets[e];
+    return first + FFN_ROWS;
+}
+
 bool stage_experts(session *s, int64_t l)
 {
     const config *c = &s->model->config;
     const int64_t *offsets = session_rows(s, TAP_DISPATCH_OFFSETS, l);
-    int64_t first = first_packed_row(s), n = s->tile_tokens * c->top_k, H = c->hidden_size;
-    for (int64_t row = 0; row < n; row += FFN_ROWS) {
+    int64_t tile_first = first_packed_row(s), H = c->hidden_size;
+    for (int64_t first = tile_first, last; first < offsets[c->num_experts]; first = last) {
+        int64_t row = first - tile_first;
         ffn_rows r = {
             .input = rows(s, TAP_DISPATCH_INPUT, l) + row * H,
             .gate = ffn_buffer(s, TAP_DISPATCH_GATE, l, row, s->layout.gate),
@@ -138,8 +149,8 @@ bool stage_experts(session *s, int64_t l)
             .hidden = ffn_buffer(s, TAP_DISPATCH_HIDDEN, l, row, s->layout.hidden),
             .output = rows(s, TAP_DISPATCH_OUTPUT, l) + row * H,
         };
-        int64_t stop = row + FFN_ROWS < n ? row + FFN_ROWS : n;
-        ffn_run(&s->machine, s->model->weights.layers[l].experts, c->num_experts, offsets, first + row, first + stop, &r);
+        last = group_end(offsets, c->num_experts, first);
+        ffn_run(&s->machine, s->model->weights.layers[l].experts, c->num_experts, offsets, first, last, &r);
     }
     return !machine_stopped(&s->machine);
 }
