@@ -37,7 +37,7 @@ INLINE void lane_by_lane(float *to, int64_t stride, const unsigned char *const *
                          const colibri_dtype dtype)
 {
     for (int64_t at = 0; at < n; at += 16, to += n_rows)
-        UNROLL for (int first = 0; first < n_rows; first += 4)
+        UNROLL_BY_4 for (int first = 0; first < n_rows; first += 4)
             UNROLL for (int p = 0; p < PARTS; p++) {
                 const int count = lanes_of(n - at - p * LANES);
                 if (count <= 0)

@@ -36,8 +36,12 @@ enum { PARTS = 16 / LANES };
  * worse). */
 #if defined(__clang__)
 #define UNROLL
+#define UNROLL_BY_4
+#define ONCE __attribute__((noinline))
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_BY_4 _Pragma("GCC unroll 4")
+#define ONCE __attribute__((noinline, noclone)) /* large code that needs no copy for each caller */
 #endif
 
 #ifndef v_fold4

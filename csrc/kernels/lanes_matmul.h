@@ -187,7 +187,7 @@ INLINE void panel_as(const block *b, float *sums, int64_t first, int64_t n_rows,
         }
 }
 
-static void panel(const block *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next)
+ONCE static void panel(const block *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next)
 {
     if (b->dtype == COLIBRI_F32)
         panel_as(b, sums, first, n_rows, gap, next, COLIBRI_F32);
