@@ -20,11 +20,11 @@ import traitlets
 from colibri_lab.errors import ArgumentError, BusyError, CapacityError, ColibriError, NotCapturedError
 from colibri_lab.trace import Trace
 from colibri_lab.widgets import _cell
-from colibri_lab.widgets._modules import join_modules, static_text
+from colibri_lab.widgets._modules import join_modules, style_sheet
 from colibri_lab.widgets._wire import Request, Status, pack
 from colibri_lab.widgets._work import RunsPrompts, Stopped, Work, sentence, short, trace_of
 from colibri_lab.widgets.explorer_data import ExplorerData
-from colibri_lab.widgets.html import explorer_page, write_page
+from colibri_lab.widgets.html import view_page, write_page
 from colibri_lab.widgets.picture import explorer_png, explorer_text
 
 __all__ = ["RoutingExplorer"]
@@ -49,7 +49,7 @@ class RoutingExplorer(anywidget.AnyWidget):
     """
 
     _esm = join_modules("explorer", "explorer")
-    _css = static_text("explorer", "explorer.css")
+    _css = style_sheet("explorer")
 
     selection = traitlets.Dict().tag(sync=True)
     colour_by = traitlets.Enum(["expert", "entropy", "margin"], default_value="expert").tag(sync=True)
@@ -430,7 +430,7 @@ class RoutingExplorer(anywidget.AnyWidget):
                     "the chosen experts are shown."
                 )
         state = {"selection": self.selection, "colour_by": self.colour_by, "_status": _IDLE}
-        return explorer_page(self._title(), state, messages)
+        return view_page("explorer", self._title(), state, messages)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:  # type: ignore[override]
         """The live view, and for when no kernel runs a picture and three lines of text."""

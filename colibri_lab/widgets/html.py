@@ -1,4 +1,4 @@
-"""The explorer as one self-contained HTML page: the same module and style sheet, the data as base64, no request to
+"""A view as one self-contained HTML page: the same module and style sheet, the data as base64, no request to
 anywhere.
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from colibri_lab._files import local_path, whole_file
-from colibri_lab.widgets._modules import join_modules, static_text
+from colibri_lab.widgets._modules import join_modules, style_sheet
 
-__all__ = ["explorer_page", "write_page"]
+__all__ = ["view_page", "write_page"]
 
 # A stand-in for the widget model: it holds the state, answers "ready" with the saved messages, and drops the rest.
 _MODEL = """
@@ -38,11 +38,11 @@ const el = document.getElementById("view");
 """
 
 
-def explorer_page(
-    title: str, state: Mapping[str, Any], messages: Sequence[tuple[Mapping[str, Any], Sequence[bytes]]]
+def view_page(
+    view: str, title: str, state: Mapping[str, Any], messages: Sequence[tuple[Mapping[str, Any], Sequence[bytes]]]
 ) -> str:
-    """The page's text. `state` is what the widget's traits hold, `messages` what Python would have sent: (content,
-    buffers).
+    """The text of a page of `view` ("explorer"). `state` is what the widget's traits hold, `messages` what Python would
+    have sent: (content, buffers).
     """
     saved = {
         "state": {**state, "_page": True},
@@ -52,7 +52,7 @@ def explorer_page(
         ],
     }
     data = json.dumps(saved, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    module = join_modules("explorer", "explorer").replace("export default { render };", "")
+    module = join_modules(view, view).replace("export default { render };", "")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -63,7 +63,7 @@ def explorer_page(
 body {{ margin: 0; background: #ffffff; }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #111111; }} }}
 #view {{ max-width: 1200px; margin: 0 auto; }}
-{static_text("explorer", "explorer.css")}
+{style_sheet(view)}
 </style>
 </head>
 <body>

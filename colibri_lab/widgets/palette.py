@@ -1,4 +1,4 @@
-"""The explorer's colours in Python, for still pictures: the light theme of `static/explorer/palette.js` (a test keeps
+"""The views' colours in Python, for still pictures: the light theme of `static/common/palette.js` (a test keeps
 the two equal).
 """
 
@@ -45,5 +45,5 @@ def ink_on(colour: str) -> str:
 @cache
 def cividis() -> NDArray[np.uint8]:
     """(256, 3), red, green and blue from dark to bright: the table of `palette.js`, which is written once, there."""
-    table = "".join(re.findall(r'^  "([0-9a-f]+)"', static_text("explorer", "palette.js"), flags=re.MULTILINE))
+    table = "".join(re.findall(r'^  "([0-9a-f]+)"', static_text("common", "palette.js"), flags=re.MULTILINE))
     return np.frombuffer(bytes.fromhex(table), np.uint8).reshape(256, 3)

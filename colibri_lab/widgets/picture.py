@@ -4,20 +4,15 @@ runs.
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Mapping
-from functools import lru_cache
-from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from colibri_lab.widgets._sheet import Sheet, visible
 from colibri_lab.widgets.explorer_data import UNRANKED, UNRECORDED, ExplorerData
-from colibri_lab.widgets.palette import INK, INK2, NO_SLOT, SELECTION, SUNK, cividis, expert_colours, ink_on
+from colibri_lab.widgets.palette import INK, INK2, NO_SLOT, SUNK, cividis, expert_colours, ink_on
 
-__all__ = ["explorer_png", "explorer_text", "visible"]
+__all__ = ["explorer_png", "explorer_text"]
 
 # All in pixels of the picture.
 _WIDTH, _EDGE = 1200, 12
@@ -28,17 +23,6 @@ _LOAD, _TOKENS, _BARS = (46, 240), (330, 700), (1062, 90)  # left edge and width
 _MAP_TOKENS = 233  # token columns of 3 pixels
 
 Selection = Mapping[str, int | None]
-
-
-def visible(text: str, token_id: int) -> str:
-    """A token as one word: leading and trailing spaces as dots, line ends as arrows; without a text its id."""
-    if not text:
-        return f"‹{token_id}›"
-    inner = text.strip(" ")
-    left = len(text) - len(text.lstrip(" "))
-    right = len(text) - left - len(inner)
-    shown = "·" * left + inner + "·" * max(0, right)
-    return "".join({"\n": "↵", "\t": "→", "\r": "␍"}.get(c, c if c.isprintable() else "␣") for c in shown)
 
 
 def explorer_text(data: ExplorerData, selection: Selection, title: str) -> str:
@@ -80,7 +64,7 @@ def explorer_png(data: ExplorerData, selection: Selection, title: str) -> bytes:
     lines = [] if token is None else _text_lines(data, token)
     row = max(2, min(22, _MAPS_TALL // max(1, data.experts)))
     top = 66 + _LINE * len(lines) + 30
-    sheet = _Sheet(top - 20 if token is None else top + row * data.experts + 40)
+    sheet = Sheet(_WIDTH, top - 20 if token is None else top + row * data.experts + 40)
     sheet.text(_EDGE, 18, "Routing Explorer", size=15, bold=True)
     sheet.text(_EDGE + 150, 18, title, colour=INK2)
     sheet.text(_EDGE, 46, words[1], size=15)
@@ -92,80 +76,6 @@ def explorer_png(data: ExplorerData, selection: Selection, title: str) -> bytes:
         _draw_tokens(sheet, data, at, token, top, row)
         _draw_bars(sheet, data, at, top, row, colours)
     return sheet.png()
-
-
-class _Sheet:
-    """One picture with one coordinate system, pixels from the top left. Drawn with Pillow, for the first view of a
-    notebook waits for it, and loading matplotlib takes longer than everything else together.
-    """
-
-    def __init__(self, height: int) -> None:
-        from PIL import Image, ImageDraw
-
-        self._image = Image.new("RGB", (_WIDTH, height), "white")
-        self._draw = ImageDraw.Draw(self._image, "RGBA")
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        words: str,
-        *,
-        size: int = 12,
-        colour: str = INK,
-        align: str = "left",
-        bold: bool = False,
-        mono: bool = False,
-    ) -> None:
-        """One line, centred on `y`; `size` in pixels."""
-        name = "DejaVuSansMono" if mono else "DejaVuSans-Bold" if bold else "DejaVuSans"
-        anchor = {"left": "lm", "center": "mm", "right": "rm"}[align]
-        shown = words.replace("␣", "·").replace("␍", "↵")  # not in the font for code
-        self._draw.text((x, y), shown, fill=colour, font=_font(name, size), anchor=anchor)
-
-    def fill(self, x: float, y: float, w: float, h: float, colour: str, alpha: float = 1.0) -> None:
-        """A filled rectangle, at least one pixel wide and high."""
-        left, top = round(x), round(y)
-        corner = max(left, round(x + w) - 1), max(top, round(y + h) - 1)
-        self._draw.rectangle((left, top, *corner), fill=colour + f"{round(255 * alpha):02x}")
-
-    def frame(self, x: float, y: float, w: float, h: float) -> None:
-        """An outline in the selection's colour."""
-        self._draw.rectangle((round(x), round(y), round(x + w) - 1, round(y + h) - 1), outline=SELECTION, width=2)
-
-    def dashes(self, x: float, top: float, bottom: float) -> None:
-        """A dashed upright line."""
-        for y in range(round(top), round(bottom), 5):
-            self.fill(x, y, 1, 3, INK)
-
-    def image(self, x: float, y: float, w: float, h: float, cells: NDArray[Any], low: float, high: float) -> None:
-        """Cells on the cividis scale, strong is dark; NaN cells are left open."""
-        from PIL import Image
-
-        open_cells = np.isnan(cells)
-        strength = np.clip((np.where(open_cells, low, cells) - low) / (high - low), 0, 1)
-        colours = cividis()[255 - np.round(255 * strength).astype(np.intp)]
-        pixels = np.dstack([colours, np.where(open_cells, 0, 255).astype(np.uint8)])
-        picture = Image.fromarray(pixels).resize((max(1, round(w)), max(1, round(h))), Image.Resampling.NEAREST)
-        self._image.paste(picture, (round(x), round(y)), picture)
-
-    def png(self) -> bytes:
-        """The sheet as a PNG file's bytes."""
-        out = io.BytesIO()
-        self._image.save(out, format="PNG", compress_level=4)
-        return out.getvalue()
-
-
-@lru_cache
-def _font(name: str, size: int) -> Any:
-    """A font that matplotlib ships (found without importing it); Pillow's own where it is not there."""
-    from PIL import ImageFont
-
-    package = find_spec("matplotlib")
-    for folder in (package.submodule_search_locations or ()) if package else ():
-        with contextlib.suppress(OSError):
-            return ImageFont.truetype(f"{folder}/mpl-data/fonts/ttf/{name}.ttf", size)
-    return ImageFont.load_default(size)
 
 
 def _text_lines(data: ExplorerData, token: int) -> list[list[tuple[int, str, float]]]:
@@ -193,7 +103,7 @@ def _text_lines(data: ExplorerData, token: int) -> list[list[tuple[int, str, flo
 
 
 def _draw_text(
-    sheet: _Sheet,
+    sheet: Sheet,
     data: ExplorerData,
     at: int,
     token: int,
@@ -217,13 +127,13 @@ def _draw_text(
             x += width + 2
 
 
-def _expert_axis(sheet: _Sheet, data: ExplorerData, x: float, top: float, row: int) -> None:
+def _expert_axis(sheet: Sheet, data: ExplorerData, x: float, top: float, row: int) -> None:
     step = max(1, 2 ** int(np.ceil(np.log2(16 / row))))
     for expert in range(0, data.experts, step):
         sheet.text(x - 6, top + (expert + 0.5) * row, str(expert), colour=INK2, align="right", size=11)
 
 
-def _draw_load(sheet: _Sheet, data: ExplorerData, at: int, top: float, row: int) -> None:
+def _draw_load(sheet: Sheet, data: ExplorerData, at: int, top: float, row: int) -> None:
     counted = np.maximum(1, data.overview()["counted"])[:, None]
     share = (data.load / counted).T
     high = min(max(float(share.max()), 1e-9), 4 * data.top_k / data.experts)
@@ -253,7 +163,7 @@ def _draw_load(sheet: _Sheet, data: ExplorerData, at: int, top: float, row: int)
     sheet.frame(x + at * cell, top - 1, cell, row * data.experts + 2)
 
 
-def _draw_tokens(sheet: _Sheet, data: ExplorerData, at: int, token: int, top: float, row: int) -> None:
+def _draw_tokens(sheet: Sheet, data: ExplorerData, at: int, token: int, top: float, row: int) -> None:
     shown = min(data.tokens, _MAP_TOKENS)
     start = max(0, min(token - shown // 2, data.tokens - shown))
     x, width = _TOKENS
@@ -282,7 +192,7 @@ def _draw_tokens(sheet: _Sheet, data: ExplorerData, at: int, token: int, top: fl
     sheet.frame(x + (token - start) * cell, top - 1, cell, tall + 2)
 
 
-def _draw_bars(sheet: _Sheet, data: ExplorerData, at: int, top: float, row: int, colours: list[str]) -> None:
+def _draw_bars(sheet: Sheet, data: ExplorerData, at: int, top: float, row: int, colours: list[str]) -> None:
     share = data.load[at] / max(1, int(data.recorded(at).sum()))
     chance = data.top_k / data.experts
     x, width = _BARS

@@ -10,17 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from colibri_lab.widgets._modules import join_modules, static_text
+from colibri_lab.widgets._modules import join_modules, style_sheet
 
-STATIC = Path(str(files("colibri_lab.widgets") / "static" / "explorer"))
-MODULES = sorted(STATIC.glob("*.js"))
+STATIC = Path(str(files("colibri_lab.widgets") / "static"))
+MODULES = sorted(STATIC.glob("*/*.js"))
+VIEWS = sorted(folder.name for folder in STATIC.iterdir() if folder.name != "common")
 
 
-def test_every_module_is_part_of_the_joined_text_once() -> None:
-    """No module is forgotten or doubled, and no import is left."""
-    joined = join_modules("explorer", "explorer")
-    for module in MODULES:
-        if module.stem != "explorer":
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_module_is_part_of_the_joined_text_once(view: str) -> None:
+    """No module is forgotten or doubled, no name stands for two, and no import is left."""
+    joined = join_modules(view, view)
+    own = [module for module in MODULES if module.parent.name == view]
+    assert not {m.stem for m in own} & {m.stem for m in MODULES if m.parent.name == "common"}
+    for module in own:
+        if module.stem != view:
             assert joined.count(f'modules["{module.stem}"] = (') == 1, module.name
     assert not re.search(r"^import ", joined, flags=re.MULTILINE)
     assert joined.count("export default") == 1
@@ -33,7 +37,8 @@ def test_modules_are_small_and_reach_for_nothing_outside() -> None:
         text = module.read_text(encoding="utf-8")
         assert text.count("\n") < 400, module.name
         assert not re.search(r"https?:|\bfetch\(|XMLHttpRequest|import\(|WebSocket", text), module.name
-    assert not re.search(r"https?:|@import|url\(", static_text("explorer", "explorer.css"))
+    for view in VIEWS:
+        assert not re.search(r"https?:|@import|url\(", style_sheet(view)), view
 
 
 def test_modules_that_import_each_other_in_a_circle_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +52,6 @@ def test_modules_that_import_each_other_in_a_circle_are_refused(monkeypatch: pyt
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_every_module_parses() -> None:
     """node reads each module alone and the joined text."""
-    for text in [*(m.read_text(encoding="utf-8") for m in MODULES), join_modules("explorer", "explorer")]:
+    for text in [*(m.read_text(encoding="utf-8") for m in MODULES), *(join_modules(v, v) for v in VIEWS)]:
         done = subprocess.run(["node", "--check", "--input-type=module"], input=text, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr

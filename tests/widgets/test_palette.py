@@ -10,7 +10,7 @@ import pytest
 from colibri_lab.widgets import palette
 from colibri_lab.widgets._modules import static_text
 
-JS = static_text("explorer", "palette.js")
+JS = static_text("common", "palette.js")
 
 
 def js_list(theme: str) -> list[str]:

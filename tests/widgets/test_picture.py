@@ -15,8 +15,9 @@ import pytest
 
 import colibri_lab
 from colibri_lab.testing import synthetic_trace
+from colibri_lab.widgets._sheet import visible
 from colibri_lab.widgets.explorer import RoutingExplorer
-from colibri_lab.widgets.picture import explorer_text, visible
+from colibri_lab.widgets.picture import explorer_text
 
 SOURCE = Path(colibri_lab.__file__).parents[1]
 

@@ -1,4 +1,5 @@
 // What the keys do, as named acts on the view.
+import { showHelp } from "../common/states.js";
 
 export function makeActions(explorer) {
   const { parts, view } = explorer;

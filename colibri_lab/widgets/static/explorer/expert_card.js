@@ -1,6 +1,6 @@
 // The expert card: its share against chance, strongest gates, most typical tokens, and who is chosen together with it.
 import { FLAG } from "./store.js";
-import { chanceText, chip, count, escape, expertColour, gate, percent, plural, word } from "./format.js";
+import { chanceText, chip, count, escape, expertColour, gate, percent, plural, word } from "../common/format.js";
 
 const TYPICAL = 5;
 const TOGETHER = 5;

@@ -1,7 +1,9 @@
 // The view: one state (layer, token, expert, colouring), parts that draw it, and messages with Python.
 // A model gives get, set, save_changes, on, off and send; a saved page passes a small stand-in with the data in it (see html.py).
-import { isDark, makePalette } from "./palette.js";
-import { Store, unpack } from "./store.js";
+import { isDark, makePalette } from "../common/palette.js";
+import { unpack } from "../common/wire.js";
+import { copyText, download, watchTheme } from "../common/page.js";
+import { Store } from "./store.js";
 import { loadSentence, tokenSentence } from "./sentence.js";
 import { TextStrip } from "./text_strip.js";
 import { TokenCard } from "./token_card.js";
@@ -11,8 +13,9 @@ import { buildShell } from "./shell.js";
 import { keyboard } from "./keys.js";
 import { makeActions } from "./actions.js";
 import { twinTables } from "./twins.js";
-import { interrupter, watchKernel } from "./kernel.js";
-import { showHelp, showStatus } from "./states.js";
+import { interrupter, watchKernel } from "../common/kernel.js";
+import { showHelp } from "../common/states.js";
+import { showStatus } from "./view_states.js";
 
 const BATCH = 8; // layers asked for at once
 const REST = 250; // ms of rest before the tables for screen readers are filled
@@ -52,14 +55,9 @@ export class Explorer {
     on("change:selection", () => this.adopt(model.get("selection")));
     on("change:colour_by", () => this.setColour(model.get("colour_by"), false));
     on("change:_status", () => this.showState());
-    const theme = new MutationObserver(() => this.setTheme());
-    for (const node of [document.documentElement, document.body]) theme.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
-    const system = matchMedia("(prefers-color-scheme: dark)");
-    const changed = () => this.setTheme();
-    system.addEventListener("change", changed);
     const size = new ResizeObserver(() => this.resize());
     size.observe(root);
-    this.leave.push(() => theme.disconnect(), () => size.disconnect(), () => system.removeEventListener("change", changed), () => clearTimeout(this.resting));
+    this.leave.push(watchTheme(() => this.setTheme()), () => size.disconnect(), () => clearTimeout(this.resting));
     this.leave.push(watchKernel(model, (state) => this.kernel(state)));
     root.addEventListener("keydown", keyboard(parts, makeActions(this)));
     parts.layer.addEventListener("input", () => this.choose({ layer: Number(parts.layer.value) }));
@@ -211,10 +209,7 @@ export class Explorer {
   }
 
   copy(text, place) {
-    const copied = () => this.tell("Copied.", place);
-    const refused = () => this.tell("The browser refused to copy; select the line and copy it by hand.", place);
-    if (navigator.clipboard) navigator.clipboard.writeText(text).then(copied, refused);
-    else refused();
+    copyText(text, (words) => this.tell(words, place));
   }
 
   tell(words, place = this.parts.said) {
@@ -358,14 +353,6 @@ export class Explorer {
 function fitPrompt(prompt) {
   prompt.style.height = "";
   prompt.style.height = `${prompt.scrollHeight + 2}px`;
-}
-
-function download(name, text) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/html" }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 function render({ model, el }) {

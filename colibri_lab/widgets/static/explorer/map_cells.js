@@ -1,8 +1,8 @@
 // The cells of the maps, painted once per layer, window and theme; the selection lies above them on its own canvas.
 import { FLAG } from "./store.js";
-import { chanceText, count, expertColour, fixed, percent, word } from "./format.js";
-import { inkOn } from "./palette.js";
-import { drawMark } from "./marks.js";
+import { chanceText, count, expertColour, fixed, percent, word } from "../common/format.js";
+import { inkOn } from "../common/palette.js";
+import { drawMark } from "../common/marks.js";
 import { beyond, strangeMark } from "./sentence.js";
 
 const bold = (view) => `bold 11px ${view.palette.ui}`;

@@ -2,7 +2,7 @@
 import { fitCanvas } from "./token_card.js";
 import { hitMaps, layoutMaps } from "./map_layout.js";
 import { drawLoad, drawTokens, text } from "./map_cells.js";
-import { word } from "./format.js";
+import { word } from "../common/format.js";
 
 export class Maps {
   constructor(host, { onSelect, onHover, onWindow }) {

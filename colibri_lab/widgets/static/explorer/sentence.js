@@ -1,6 +1,6 @@
 // The answer first: one sentence about one place, as markup.
 import { FLAG } from "./store.js";
-import { chip, count, escape, fixed, gate, percent, plural, word } from "./format.js";
+import { chip, count, escape, fixed, gate, percent, plural, word } from "../common/format.js";
 
 const token = (view, t) => `token ${t} <b class="m">${escape(word(view.store.facts.texts[t], view.store.kind[t]))}</b>${part(view.store, t)}`;
 

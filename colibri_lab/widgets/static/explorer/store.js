@@ -1,22 +1,10 @@
 // The trace as the browser holds it: one head, blocks (a layer), columns (a token). See explorer_data.py for what each array is.
 // Layers are indices 0 … L−1 into `facts.layers`, the model's own numbers.
-import { SLOTS } from "./palette.js";
+import { SLOTS } from "../common/palette.js";
 
 export const FLAG = { nan: 1, plusInf: 2, minusInf: 4, unranked: 8, unrecorded: 16, tie: 32 };
 
-const TYPES = { uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, int32: Int32Array, float32: Float32Array };
 const KEPT_COLUMNS = 64;
-
-// Specs and buffers of one message as typed arrays by name (copied: a DataView may start anywhere).
-export function unpack(specs, buffers) {
-  const arrays = {};
-  specs.forEach(({ name, dtype }, i) => {
-    const view = buffers[i];
-    const bytes = view.buffer ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : view;
-    arrays[name] = new TYPES[dtype](bytes);
-  });
-  return arrays;
-}
 
 export class Store {
   constructor(facts, arrays, version) {

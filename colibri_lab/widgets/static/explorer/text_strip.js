@@ -1,9 +1,9 @@
 // The tokens as readable text with their own line ends; tint = first choice, underline = second, numbers below.
 // A long text is shown as a window around the selection. Layer and colour changes patch the tokens, they do not rebuild them.
-import { withAlpha } from "./palette.js";
+import { withAlpha } from "../common/palette.js";
 import { FLAG } from "./store.js";
-import { chip, count, escape, expertColour, fixed, inText } from "./format.js";
-import { markKey } from "./marks.js";
+import { chip, count, escape, expertColour, fixed, inText } from "../common/format.js";
+import { markKey } from "../common/marks.js";
 import { strangeMark } from "./sentence.js";
 
 const ALL = 400; // up to so many tokens are shown at once

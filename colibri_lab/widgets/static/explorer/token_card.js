@@ -1,8 +1,8 @@
 // The token card: every router logit of the selected token as sorted bars, the cut between chosen and left out, and its path through all layers.
 import { FLAG } from "./store.js";
-import { chip, escape, expertColour, fixed, gate, word } from "./format.js";
+import { chip, escape, expertColour, fixed, gate, word } from "../common/format.js";
 import { strange, strangeMark } from "./sentence.js";
-import { markSvg } from "./marks.js";
+import { markSvg } from "../common/marks.js";
 
 const LISTED = 12; // up to so many experts are all listed
 const LEFT_OUT = 3; // of more, the chosen and so many of the rest

@@ -1,5 +1,5 @@
 // For screen readers: what the pictures show, as two short tables. Filled when the selection has come to rest.
-import { escape, fixed, percent, word } from "./format.js";
+import { escape, fixed, percent, word } from "../common/format.js";
 
 const ROWS = 16;
 const SPAN = 8;

@@ -1,7 +1,7 @@
 // What the view says about work, faults, an empty session, and a kernel that cannot answer. The same words and places in every view.
-import { count, escape } from "./format.js";
+import { count, escape } from "../common/format.js";
+import { LIVE, showFault } from "../common/states.js";
 
-const LIVE = { idle: "kernel idle", busy: "kernel busy", gone: "no kernel", lost: "connection lost", page: "saved page" };
 const WHY = {
   gone: "No kernel. Selecting, colouring and sliding work on the data already here; run the cell again to reconnect.",
   lost: "The connection to the kernel is lost; selecting, colouring and sliding go on.",
@@ -53,14 +53,6 @@ function progress(status, stoppable, picture) {
   return `${escape(status.text)}${of}${left}. <span class="q">${how}${picture ? " The picture of the previous run stays, dimmed." : ""}</span>`;
 }
 
-function showFault(parts, { text, traceback }) {
-  parts.fault.hidden = false;
-  parts.faulttext.textContent = text;
-  parts.trace.textContent = traceback || "";
-  parts.trace.hidden = true;
-  parts.actions.traceback.hidden = parts.actions.copytrace.hidden = !traceback;
-}
-
 function showEmpty(parts, store) {
   const nothing = !store || !store.T;
   parts.body.hidden = parts.say.hidden = nothing;
@@ -71,12 +63,4 @@ function showEmpty(parts, store) {
     parts.empty.firstElementChild.innerHTML = store.facts.runs
       ? 'Nothing has run yet. Type a prompt and press <b>Run</b>, or open a trace: <code class="code">lab.RoutingExplorer(lab.load_trace("run.safetensors"))</code>'
       : "This trace holds no tokens.";
-}
-
-export function showHelp(parts, open) {
-  parts.help.hidden = !open;
-  if (open) {
-    parts.help.back = document.activeElement;
-    parts.actions.closehelp.focus();
-  } else parts.help.back?.focus();
 }
