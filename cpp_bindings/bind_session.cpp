@@ -1,30 +1,6 @@
 // bind_session.cpp: one timeline of tokens. The GIL is released inside feed and truncate only, with no Python object in the engine's hands.
-#include <cstring>
-#include <optional>
-
 #include "blocks.hpp"
-#include "handles.hpp"
-#include "view.hpp"
-
-static const std::pair<const char *, colibri_gate_mode> gate_modes[] = {
-    {"softmax", COLIBRI_GATES_SOFTMAX},
-    {"softmax_renormalised", COLIBRI_GATES_SOFTMAX_RENORMALISED},
-    {"softmax_of_chosen", COLIBRI_GATES_SOFTMAX_OF_CHOSEN},
-    {"raw_logits", COLIBRI_GATES_RAW_LOGITS},
-};
-
-static colibri_gate_mode gate_mode_of(const std::optional<std::string> &name)
-{
-    if (!name)
-        return COLIBRI_GATES_MODEL;
-    std::string known;
-    for (const auto &[text, mode] : gate_modes) {
-        if (*name == text)
-            return mode;
-        known += std::string(known.empty() ? "'" : ", '") + text + "'";
-    }
-    raise(COLIBRI_ERROR_ARGUMENT, ("there is no gate mode '" + *name + "'; there are " + known + ", and None for the model's own").c_str());
-}
+#include "session.hpp"
 
 static std::unique_ptr<Session> create(const Model &model, const std::vector<std::string> &capture, int64_t max_tokens, int threads,
                                        const std::optional<std::string> &gate_mode)
@@ -47,33 +23,9 @@ static std::unique_ptr<Session> create(const Model &model, const std::vector<std
     return session;
 }
 
-// Called by the engine without the GIL, on the thread that called feed: a pending Ctrl-C or an exception of the Python function stops the pass.
-struct Progress {
-    py::object function; // None: only look for signals
-    std::optional<py::error_already_set> error;
-
-    static int call(void *user, double done)
-    {
-        auto *self = static_cast<Progress *>(user);
-        py::gil_scoped_acquire hold;
-        try {
-            if (PyErr_CheckSignals() != 0)
-                throw py::error_already_set();
-            if (!self->function.is_none())
-                self->function(done);
-            return 0;
-        } catch (py::error_already_set &error) {
-            self->error.emplace(std::move(error));
-            return 1;
-        }
-    }
-};
-
 static void feed(Session &session, const py::array_t<int32_t, py::array::c_style> &ids, py::object function)
 {
-    if (ids.ndim() != 1)
-        throw py::value_error("ids must have one dimension");
-    const std::vector<int32_t> copy(ids.data(), ids.data() + ids.size()); // the array may be written by another thread meanwhile
+    const std::vector<int32_t> copy = copy_ids(ids);
     Progress progress{std::move(function), std::nullopt};
     colibri_message message;
     colibri_status status;
@@ -143,8 +95,8 @@ static py::tuple blocks(const Session &session)
 
 void bind_session(py::module_ &m)
 {
-    py::class_<Session>(m, "Session")
-        .def(py::init(&create), py::arg("model"), py::arg("capture"), py::arg("max_tokens"), py::arg("threads"), py::arg("gate_mode"))
+    py::class_<Session> session(m, "Session");
+    session.def(py::init(&create), py::arg("model"), py::arg("capture"), py::arg("max_tokens"), py::arg("threads"), py::arg("gate_mode"))
         .def("feed", &feed, py::arg("ids"), py::arg("progress"))
         .def("truncate", &truncate_rows, py::arg("n_tokens"))
         .def("tap", &tap, py::arg("kind"), py::arg("layer"), py::arg("expert"), py::arg("pass_index"))
@@ -160,4 +112,5 @@ void bind_session(py::module_ &m)
         .def_property_readonly("max_tokens", [](const Session &s) { return colibri_session_max_tokens(s.get()); })
         .def_property_readonly("threads", [](const Session &s) { return colibri_session_threads(s.get()); })
         .def_property_readonly("threads_asked", [](const Session &s) { return colibri_session_threads_asked(s.get()); });
+    bind_stepping(session);
 }

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "pybind.hpp"
+#include "status.hpp"
 
 struct Lease {
     explicit Lease(colibri_lease *lease) : handle(lease, &colibri_lease_release) {}
@@ -46,14 +46,15 @@ inline bool is_aligned(const colibri_array &array)
     return (uintptr_t)array.data % colibri_dtype_size(array.dtype) == 0;
 }
 
-// `base` keeps the memory alive and must offer no writable buffer.
-inline py::array view(const colibri_array &array, py::object base)
+// `base` keeps the memory alive and must offer no writable buffer. Only rows of an open pass are ever shown writable.
+inline py::array view(const colibri_array &array, py::object base, bool writable = false)
 {
     alignas(64) static const char nothing[64] = {0}; // an array without elements still needs an address, or NumPy makes memory of its own
     const void *data = element_count(array) == 0 ? nothing : array.data;
     std::vector<py::ssize_t> shape(array.shape, array.shape + array.n_dims), strides(array.strides, array.strides + array.n_dims);
     py::array out(numpy_dtype(array.dtype), std::move(shape), std::move(strides), data, std::move(base));
-    out.attr("setflags")(py::arg("write") = false); // pybind11 has no read-only constructor
+    if (!writable)
+        out.attr("setflags")(py::arg("write") = false); // pybind11 has no read-only constructor
     return out;
 }
 
@@ -65,7 +66,16 @@ inline py::array aligned_copy(colibri_array array)
     return view(array, std::move(copy));
 }
 
-// NumPy's array as the engine describes arrays; the caller keeps `array` alive. float32, float16 and bfloat16, contiguous or not.
+// The engine's name of a dtype; an ArgumentError beginning with `what` when it has none.
+inline colibri_dtype engine_dtype(const py::dtype &dtype, const char *what)
+{
+    for (colibri_dtype candidate : {COLIBRI_F32, COLIBRI_I32, COLIBRI_I64, COLIBRI_F16, COLIBRI_BF16})
+        if (dtype.equal(numpy_dtype(candidate)))
+            return candidate;
+    raise(COLIBRI_ERROR_ARGUMENT, (std::string(what) + " " + std::string(py::str(dtype)) + ", which the engine does not have").c_str());
+}
+
+// NumPy's array as the engine describes arrays; the caller keeps `array` alive. Contiguous or not.
 inline colibri_array describe(const py::array &array, colibri_dtype dtype)
 {
     colibri_array out = {};

@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "../core/history.h"
 #include "../core/views.h"
 #include "../utils/mapguard.h"
 #include "handles.h"

@@ -18,7 +18,8 @@ static void routed_work(void *argument, int64_t first, int64_t last, int thread)
         float *sum = j->routed + t * j->width;
         memset(sum, 0, (size_t)j->width * sizeof(float));
         for (int64_t s = t * j->k; s < (t + 1) * j->k; s++)
-            j->machine->kernels->add_scaled(sum, j->gates[s], j->packed + j->places[s] * j->width, j->width);
+            if (j->places[s] >= 0)
+                j->machine->kernels->add_scaled(sum, j->gates[s], j->packed + j->places[s] * j->width, j->width);
     }
 }
 

@@ -4,8 +4,8 @@
 
 #include "machine.h"
 
-/* routed[t] = the chain acc = fma(gates[t][s], packed[places[t][s]], acc) over the slots s in order, from +0. Rows have `width`
- * floats. */
+/* routed[t] = the chain acc = fma(gates[t][s], packed[places[t][s]], acc) over the slots s in order, from +0; a slot of
+ * place -1 takes no part. Rows have `width` floats. */
 void aggregate_routed(machine *m, float *routed, const float *packed, const float *gates, const int64_t *places, int64_t n,
                       int64_t k, int64_t width);
 

@@ -2,49 +2,83 @@
  *
  *     x = embed[ids]
  *     for each layer:
- *         h = x + o( attention( norm(x) ) )                       attention
- *         r = norm(h)
+ *         a = o( attention( norm(x) ) )                           attention
+ *         h = x + a;  r = norm(h)
  *         logits = router r;  ids, gates = top-k                  router
  *         rows of r, packed expert by expert                      dispatcher
  *         y_e = down( silu(gate x) * (up x) )                     experts
  *         y = sum of gates * y_e (+ shared expert)                shared, aggregator
  *         x = h + y                                               residual
- *     logits = lm_head( norm(x) )
+ *     logits = lm_head( norm(x) )                                 norm, logits
  *
- * A dense layer has one network for all tokens where the experts stand. */
+ * A dense layer has one network for all tokens where the experts stand (mlp).
+ *
+ * There is one order of stages: a pass that runs through takes all experts as one stage, a stepped one (stepping.c) each of them. */
 #include "forward.h"
 
 #include "stages.h"
 
-static bool mixture(session *s, int64_t l)
+static colibri_place at(colibri_stage stage, int64_t layer)
 {
-    return stage_router(s, l) && stage_dispatcher(s, l) && stage_experts(s, l) && stage_shared(s, l) && stage_aggregator(s, l);
+    return (colibri_place){stage, layer, -1};
 }
 
-static bool layer(session *s, int64_t l)
+colibri_place first_place(void)
 {
-    bool is_moe = s->model->config.is_moe[l];
-    return stage_attention(s, l) && (is_moe ? mixture(s, l) : stage_mlp(s, l)) && stage_residual(s, l);
+    return at(COLIBRI_STAGE_EMBED, -1);
 }
 
-/* What the progress callback is told: the share of (token, layer) pairs behind us; the logits count as one layer more. */
-static void set_done(session *s, int64_t layers)
+static bool exists(const config *c, colibri_place p)
 {
-    double before = (double)(s->tile_first - s->pass_start), n_layers = (double)s->model->config.num_hidden_layers + 1;
-    s->machine.done = (before * n_layers + (double)(s->tile_tokens * layers)) / ((double)s->pass_tokens * n_layers);
-}
-
-static bool tile(session *s, const int32_t *ids)
-{
-    if (!stage_embed(s, ids))
-        return false;
-    for (int64_t l = 0; l < s->model->config.num_hidden_layers; l++) {
-        set_done(s, l);
-        if (!layer(s, l))
-            return false;
+    switch (p.stage) {
+    case COLIBRI_STAGE_ROUTER:
+    case COLIBRI_STAGE_DISPATCHER:
+    case COLIBRI_STAGE_EXPERT:
+    case COLIBRI_STAGE_AGGREGATOR: return c->is_moe[p.layer];
+    case COLIBRI_STAGE_SHARED: return c->is_moe[p.layer] && c->shared_expert_intermediate_size > 0;
+    case COLIBRI_STAGE_MLP: return !c->is_moe[p.layer];
+    default: return true;
     }
-    set_done(s, s->model->config.num_hidden_layers);
-    return stage_logits(s);
+}
+
+colibri_place place_after(const session *s, colibri_place p)
+{
+    const config *c = &s->model->config;
+    do {
+        if (p.stage == COLIBRI_STAGE_RESIDUAL && p.layer + 1 < c->num_hidden_layers)
+            p = at(COLIBRI_STAGE_ATTENTION, p.layer + 1);
+        else
+            p = at(p.stage + 1, p.stage == COLIBRI_STAGE_EMBED ? 0 : p.stage < COLIBRI_STAGE_RESIDUAL ? p.layer : -1);
+    } while (!exists(c, p));
+    return p;
+}
+
+double pass_done(const session *s, colibri_place p)
+{
+    int64_t n_layers = s->model->config.num_hidden_layers;
+    int64_t behind = p.stage == COLIBRI_STAGE_EMBED ? 0 : p.stage >= COLIBRI_STAGE_NORM ? n_layers : p.layer;
+    double before = (double)(s->tile_first - s->pass_start) * (double)(n_layers + 1);
+    return (before + (double)(s->tile_tokens * behind)) / ((double)s->pass_tokens * (double)(n_layers + 1));
+}
+
+bool run_stage(session *s, colibri_place p)
+{
+    s->machine.done = pass_done(s, p);
+    switch (p.stage) {
+    case COLIBRI_STAGE_EMBED: return stage_embed(s);
+    case COLIBRI_STAGE_ATTENTION: return stage_attention(s, p.layer);
+    case COLIBRI_STAGE_ROUTER: return stage_router(s, p.layer);
+    case COLIBRI_STAGE_DISPATCHER: return stage_dispatcher(s, p.layer);
+    case COLIBRI_STAGE_EXPERT: return stage_experts(s, p.layer, p.expert);
+    case COLIBRI_STAGE_SHARED: return stage_shared(s, p.layer);
+    case COLIBRI_STAGE_AGGREGATOR: return stage_aggregator(s, p.layer);
+    case COLIBRI_STAGE_MLP: return stage_mlp(s, p.layer);
+    case COLIBRI_STAGE_RESIDUAL: return stage_residual(s, p.layer);
+    case COLIBRI_STAGE_NORM: return stage_norm(s);
+    case COLIBRI_STAGE_LOGITS: return stage_logits(s);
+    case COLIBRI_STAGE_NONE: break;
+    }
+    return true;
 }
 
 bool forward(session *s, const int32_t *ids, int64_t n)
@@ -52,10 +86,12 @@ bool forward(session *s, const int32_t *ids, int64_t n)
     s->pass_start = s->n_tokens;
     s->pass_tokens = n;
     for (int64_t done = 0; done < n; done += s->layout.tile_tokens) {
+        s->tile_ids = ids + done;
         s->tile_first = s->pass_start + done;
         s->tile_tokens = n - done < s->layout.tile_tokens ? n - done : s->layout.tile_tokens;
-        if (!tile(s, ids + done))
-            return false;
+        for (colibri_place p = first_place(); p.stage != COLIBRI_STAGE_NONE; p = place_after(s, p))
+            if (!run_stage(s, p))
+                return false;
     }
     return true;
 }

@@ -89,6 +89,7 @@ static void plan_scratch(const config *c, const bool *kept, int n_threads, layou
     out->cos = plan_take(&scratch, tile, c->head_dim / 2 * f32);
     out->sin = plan_take(&scratch, tile, c->head_dim / 2 * f32);
     out->weights = plan_take(&scratch, larger(n_threads, c->num_attention_heads), out->max_tokens * f32);
+    out->ids = plan_take(&scratch, tile, (int64_t)sizeof(int32_t));
     out->places = plan_take(&scratch, tile, c->top_k * i64);
     out->router = plan_take(&scratch, n_threads, (int64_t)router_scratch(c->num_experts));
     out->gate = plan_take(&scratch, FFN_ROWS, width * f32);

@@ -31,6 +31,7 @@ typedef struct layout {
     int64_t context;            /* [T, heads, head_dim] weighted sums of values */
     int64_t cos, sin;           /* [T, head_dim / 2] */
     int64_t weights;            /* [threads or heads, max_tokens] attention probabilities of one query */
+    int64_t ids;                /* [T] int32: token ids of a stepped pass */
     int64_t places;             /* [T, k] int64: packed row of each choice */
     int64_t router;             /* [threads] router_scratch() */
     int64_t gate, up, hidden;   /* [FFN_ROWS, widest feed-forward network] */

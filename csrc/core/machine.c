@@ -44,11 +44,11 @@ static void ask(machine *m)
     m->next_ns = now_ns() + m->interval_ns;
 }
 
-void machine_begin(machine *m, colibri_progress progress, void *user)
+void machine_begin(machine *m, colibri_progress progress, void *user, double done)
 {
     m->progress = progress;
     m->user = user;
-    m->done = 0;
+    m->done = done;
     m->unseen_work = 0;
     atomic_store_release(&m->stopped, 0);
     ask(m);

@@ -31,7 +31,8 @@ int64_t machine_room(int64_t cols);
 colibri_status machine_init(machine *m, int n_threads, colibri_message *message);
 void machine_free(machine *m);
 
-void machine_begin(machine *m, colibri_progress progress, void *user); /* a pass begins; asks once */
+/* A pass begins, or goes on when so much of it is done; asks once. */
+void machine_begin(machine *m, colibri_progress progress, void *user, double done);
 bool machine_stopped(const machine *m);
 
 /* A thread reports `work` multiply-adds done; false when it should stop. */

@@ -13,32 +13,58 @@ size_t router_scratch(int64_t n_experts)
     return row_bytes(n_experts) + (topk_scratch(n_experts) + 63) / 64 * 64;
 }
 
-void route_token(const kernels *k, const router *r, const float *logits, float *scores, int32_t *ids, float *gates,
-                 unsigned char *scratch)
+static bool by_softmax(const router *r)
+{
+    return r->gates == COLIBRI_GATES_SOFTMAX || r->gates == COLIBRI_GATES_SOFTMAX_RENORMALISED;
+}
+
+/* The gates of the slots that name an expert, from its logit or its probability p. */
+static void gates_of(const kernels *k, const router *r, const float *p, const int32_t *ids, float *gates)
+{
+    int64_t n = 0;
+    for (int64_t s = 0; s < r->top_k; s++) {
+        int64_t e = ids[s];
+        if (e >= 0 && e < r->n_experts)
+            gates[n++] = p[e];
+    }
+
+    if (r->gates == COLIBRI_GATES_SOFTMAX_OF_CHOSEN)
+        k->softmax(gates, gates, n, 0);
+    if (r->gates == COLIBRI_GATES_SOFTMAX_RENORMALISED) {
+        float sum = 0;
+        for (int64_t s = 0; s < n; s++)
+            sum += gates[s];
+        for (int64_t s = 0; s < n; s++)
+            gates[s] /= sum;
+    }
+    if (n < r->top_k) /* to their slots, from the last */
+        for (int64_t s = r->top_k - 1; s >= 0; s--)
+            gates[s] = ids[s] >= 0 && n > 0 ? gates[--n] : 0;
+}
+
+void route_token(const kernels *k, const router *r, int64_t n_chosen, const float *logits, float *scores, int32_t *ids,
+                 float *gates, unsigned char *scratch)
 {
     if (r->select_by_logits)
         memcpy(scores, logits, (size_t)r->n_experts * sizeof(float));
     else
         k->softmax(scores, logits, r->n_experts, 0);
-    topk(ids, scores, r->n_experts, r->top_k, scratch + row_bytes(r->n_experts));
+    topk(ids, scores, r->n_experts, n_chosen, scratch + row_bytes(r->n_experts));
+    for (int64_t s = n_chosen; s < r->top_k; s++)
+        ids[s] = -1;
 
-    const float *p = r->gates == COLIBRI_GATES_SOFTMAX || r->gates == COLIBRI_GATES_SOFTMAX_RENORMALISED ? scores : logits;
-    if (p == scores && r->select_by_logits) {
-        k->softmax((float *)(void *)scratch, logits, r->n_experts, 0);
-        p = (const float *)(const void *)scratch;
-    }
-    for (int64_t s = 0; s < r->top_k; s++)
-        gates[s] = p[ids[s]];
+    if (by_softmax(r) && !r->select_by_logits) /* scores are the probabilities already */
+        gates_of(k, r, scores, ids, gates);
+    else
+        route_gates(k, r, logits, ids, gates, scratch);
+}
 
-    if (r->gates == COLIBRI_GATES_SOFTMAX_OF_CHOSEN)
-        k->softmax(gates, gates, r->top_k, 0);
-    if (r->gates == COLIBRI_GATES_SOFTMAX_RENORMALISED) {
-        float sum = 0;
-        for (int64_t s = 0; s < r->top_k; s++)
-            sum += gates[s];
-        for (int64_t s = 0; s < r->top_k; s++)
-            gates[s] /= sum;
-    }
+void route_gates(const kernels *k, const router *r, const float *logits, const int32_t *ids, float *gates, unsigned char *scratch)
+{
+    float *p = (float *)(void *)scratch;
+    if (by_softmax(r))
+        k->softmax(p, logits, r->n_experts, 0);
+    gates_of(k, r, by_softmax(r) ? p : logits, ids, gates);
 }
 
 typedef struct route_job {
@@ -55,8 +81,8 @@ static void route_work(void *argument, int64_t first, int64_t last, int thread)
     const router *r = j->router;
     unsigned char *scratch = r->scratch + (size_t)thread * router_scratch(r->n_experts);
     for (int64_t t = first; t < last; t++)
-        route_token(j->machine->kernels, r, j->logits + t * r->n_experts, j->scores + t * r->n_experts, j->ids + t * r->top_k,
-                    j->gates + t * r->top_k, scratch);
+        route_token(j->machine->kernels, r, r->top_k, j->logits + t * r->n_experts, j->scores + t * r->n_experts,
+                    j->ids + t * r->top_k, j->gates + t * r->top_k, scratch);
 }
 
 void route(machine *m, const router *r, const float *x, int64_t n, const matrix *w, float *logits, float *scores, int32_t *ids,

@@ -8,6 +8,7 @@
 #include "../utils/instant.h"
 #include "capture.h"
 #include "forward.h"
+#include "stepping.h"
 
 /* ---- creation -------------------------------------------------------------------------------------------------------------- */
 
@@ -58,13 +59,32 @@ static colibri_status plan_memory(session *s, const bool *kept, int64_t max_toke
                 (long long)available, (long long)fits);
 }
 
-static colibri_status session_fill(session *s, const colibri_session_options *o, colibri_message *message)
+/* The session's threads and blocks, for the taps marked in kept. */
+static colibri_status reserve(session *s, const bool *kept, int64_t max_tokens, colibri_message *message)
+{
+    size_t n_slots = (size_t)s->model->config.num_hidden_layers * TAP_COUNT;
+    colibri_cpus cpus;
+    TRY(threads_usable_cpus(&cpus, message));
+    bool all = s->threads_asked == 0 || s->threads_asked > cpus.count; /* more would only take turns */
+    int n_threads = all ? cpus.count : s->threads_asked;
+    s->layout.slots = calloc(n_slots, sizeof *s->layout.slots);
+    if (s->layout.slots == NULL)
+        return fail(message, COLIBRI_ERROR_MEMORY, "no memory for the table of %zu taps", n_slots);
+    TRY(machine_init(&s->machine, n_threads, message)); /* before the plan: the stacks of threads take memory too */
+    TRY(plan_memory(s, kept, max_tokens, n_threads, message));
+
+    TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &s->tape, message));
+    TRY(block_create(s->layout.scratch_bytes, BLOCK_WORK, s->model, &s->scratch, message));
+    s->machine.room = (float *)(void *)(block_data(s->scratch) + s->layout.room);
+    s->machine.room_floats = s->layout.room_floats;
+    TRY(block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->logits, message));
+    return block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->next_logits, message);
+}
+
+static colibri_status fill(session *s, const colibri_session_options *o, bool *kept, colibri_message *message)
 {
     const config *c = &s->model->config;
     static const char *const routing[] = {"routing"};
-    colibri_cpus cpus;
-    TRY(threads_usable_cpus(&cpus, message));
-    int n_threads = o->threads == 0 || o->threads > cpus.count ? cpus.count : o->threads; /* more would only take turns */
     if (o->threads < 0 || o->threads > COLIBRI_MAX_THREADS)
         return fail(message, COLIBRI_ERROR_ARGUMENT,
                     "threads is %d; choose 1 to %d, or the default: as many as this process may use", o->threads,
@@ -74,29 +94,20 @@ static colibri_status session_fill(session *s, const colibri_session_options *o,
                     COLIBRI_GATES_RAW_LOGITS);
     s->threads_asked = o->threads;
     s->gates = o->gate_mode == COLIBRI_GATES_MODEL ? c->gate_rule : o->gate_mode;
+    TRY(o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message)
+                          : capture_resolve(c, o->capture, o->n_capture, kept, message));
+    return reserve(s, kept, o->max_tokens, message);
+}
 
-    size_t n_slots = (size_t)c->num_hidden_layers * TAP_COUNT;
-    s->layout.slots = calloc(n_slots, sizeof *s->layout.slots);
-    bool *kept = calloc(n_slots, sizeof *kept);
-    colibri_status status = COLIBRI_OK;
-    if (s->layout.slots == NULL || kept == NULL)
-        status = fail(message, COLIBRI_ERROR_MEMORY, "no memory for the table of %zu taps", n_slots);
-    if (status == COLIBRI_OK)
-        status = o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message)
-                                   : capture_resolve(c, o->capture, o->n_capture, kept, message);
-    if (status == COLIBRI_OK)
-        status = machine_init(&s->machine, n_threads, message); /* before the plan: the stacks of threads take memory too */
-    if (status == COLIBRI_OK)
-        status = plan_memory(s, kept, o->max_tokens, n_threads, message);
-    free(kept);
-    TRY(status);
-
-    TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &s->tape, message));
-    TRY(block_create(s->layout.scratch_bytes, BLOCK_WORK, s->model, &s->scratch, message));
-    s->machine.room = (float *)(void *)(block_data(s->scratch) + s->layout.room);
-    s->machine.room_floats = s->layout.room_floats;
-    TRY(block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->logits, message));
-    return block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->next_logits, message);
+/* The same as `like`, which has all that options can say. */
+static colibri_status fill_like(session *s, const session *like, bool *kept, colibri_message *message)
+{
+    s->threads_asked = like->threads_asked;
+    s->gates = like->gates;
+    s->held_by_memory = like->held_by_memory;
+    for (int64_t i = 0; i < s->model->config.num_hidden_layers * TAP_COUNT; i++)
+        kept[i] = like->layout.slots[i].kept;
+    return reserve(s, kept, like->layout.max_tokens, message);
 }
 
 /* The caller's options may be of an older version (shorter: the rest is default) but not of a newer one. */
@@ -114,24 +125,41 @@ static colibri_status read_options(const colibri_session_options *given, colibri
     return COLIBRI_OK;
 }
 
+/* From options, or like another session. */
+static colibri_status create(const model_data *model, const colibri_session_options *options, const session *like, session **out,
+                             colibri_message *message)
+{
+    *out = NULL;
+    session *s = calloc(1, sizeof *s);
+    bool *kept = calloc((size_t)model->config.num_hidden_layers * TAP_COUNT, sizeof *kept);
+    if (s == NULL || kept == NULL) {
+        free(s);
+        free(kept);
+        return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a session");
+    }
+    s->model = model;
+    s->process = getpid();
+    colibri_status status = like != NULL ? fill_like(s, like, kept, message) : fill(s, options, kept, message);
+    free(kept);
+    if (status == COLIBRI_OK)
+        *out = s;
+    else
+        session_free(s);
+    return status;
+}
+
 colibri_status session_create(const model_data *model, const colibri_session_options *options, session **out,
                               colibri_message *message)
 {
     colibri_session_options o;
     *out = NULL;
     TRY(read_options(options, &o, message));
-    session *s = calloc(1, sizeof *s);
-    if (s == NULL)
-        return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a session");
-    s->model = model;
-    s->process = getpid();
-    colibri_status status = session_fill(s, &o, message);
-    if (status != COLIBRI_OK) {
-        session_free(s);
-        return status;
-    }
-    *out = s;
-    return COLIBRI_OK;
+    return create(model, &o, NULL, out, message);
+}
+
+colibri_status session_create_like(const session *like, session **out, colibri_message *message)
+{
+    return create(like->model, NULL, like, out, message);
 }
 
 void session_free(session *s)
@@ -172,7 +200,7 @@ int64_t *session_passes(const session *s)
 
 /* ---- one thread at a time -------------------------------------------------------------------------------------------------- */
 
-static colibri_status enter(session *s, colibri_message *message)
+colibri_status session_enter(session *s, colibri_message *message)
 {
     if (atomic_exchange(&s->busy, 1) != 0)
         return fail(message, COLIBRI_ERROR_BUSY,
@@ -184,7 +212,7 @@ static colibri_status enter(session *s, colibri_message *message)
     return COLIBRI_OK;
 }
 
-static void leave(session *s)
+void session_leave(session *s)
 {
     atomic_store_release(&s->busy, 0);
 }
@@ -195,7 +223,7 @@ static colibri_status check_ids(const session *s, const int32_t *ids, int64_t n,
 {
     int64_t vocab_size = s->model->config.vocab_size;
     if (n < 1 || ids == NULL)
-        return fail(message, COLIBRI_ERROR_ARGUMENT, "feed needs at least one token id, got %lld", (long long)n);
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "a pass needs at least one token id, got %lld", (long long)n);
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= vocab_size)
             return fail(message, COLIBRI_ERROR_ARGUMENT, "token id %ld at index %lld is outside 0 .. %lld (vocab_size is %lld)",
@@ -207,7 +235,7 @@ static colibri_status check_ids(const session *s, const int32_t *ids, int64_t n,
             (long long)s->n_tokens, (long long)s->layout.max_tokens,
             s->held_by_memory ? ", what half of the memory left could hold when the session was opened" : "",
             s->held_by_memory ? "capture less or free memory" : "open a session with a larger max_tokens");
-    return model_data_check_files(s->model, message);
+    return COLIBRI_OK;
 }
 
 /* The block that the pass will write its logits to: the old one, or a fresh one when somebody still looks at the old one. */
@@ -225,9 +253,17 @@ static colibri_status prepare_logits(session *s, colibri_message *message)
     return COLIBRI_OK;
 }
 
-/* The pass is complete: its rows close, all at once for every reader. */
-static void publish(session *s)
+colibri_status session_check_pass(session *s, const int32_t *ids, int64_t n, colibri_message *message)
 {
+    TRY(check_no_open_pass(s, message));
+    TRY(check_ids(s, ids, n, message));
+    TRY(model_data_check_files(s->model, message));
+    return prepare_logits(s, message);
+}
+
+colibri_status session_close_pass(session *s, colibri_message *message)
+{
+    TRY(model_data_check_files(s->model, message)); /* a weight that changed or was lost under the pass spoils it */
     int64_t *pass = session_passes(s) + 2 * s->n_passes;
     instant_begin();
     pass[0] = s->pass_start;
@@ -238,114 +274,28 @@ static void publish(session *s)
     s->logits = s->next_logits;
     s->next_logits = old;
     s->has_logits = true;
+    s->open = false;
     instant_end();
+    return COLIBRI_OK;
+}
+
+static colibri_status feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
+                           colibri_message *message)
+{
+    TRY(session_check_pass(s, ids, n, message));
+    machine_begin(&s->machine, progress, user, 0);
+    if (!forward(s, ids, n))
+        return fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; the session still has its %lld tokens",
+                    (long long)s->n_tokens);
+    return session_close_pass(s, message);
 }
 
 colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
                             colibri_message *message)
 {
-    TRY(enter(s, message));
-    colibri_status status = check_ids(s, ids, n, message);
-    if (status == COLIBRI_OK)
-        status = prepare_logits(s, message);
-    if (status == COLIBRI_OK) {
-        machine_begin(&s->machine, progress, user);
-        if (forward(s, ids, n))
-            status = model_data_check_files(s->model, message); /* a weight that changed or was lost under the pass spoils it */
-        else
-            status = fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; the session still has its %lld tokens",
-                          (long long)s->n_tokens);
-        if (status == COLIBRI_OK)
-            publish(s);
-    }
-    leave(s);
-    return status;
-}
-
-/* ---- truncate -------------------------------------------------------------------------------------------------------------- */
-
-/* Copies the first rows of every kept tap into a fresh tape; returns the bytes copied. */
-static int64_t copy_rows(const session *s, block *fresh, int64_t n_tokens, int64_t n_passes)
-{
-    const config *c = &s->model->config;
-    int64_t copied = 0;
-    for (int64_t i = 0; i < c->num_hidden_layers * TAP_COUNT; i++) {
-        const slot *p = &s->layout.slots[i];
-        tap t = (tap)(i % TAP_COUNT);
-        if (!p->kept)
-            continue;
-        int64_t n_blocks =
-            tap_rows_of(t) == ROWS_HEADS ? c->num_attention_heads : 1; /* [heads, max_tokens, max_tokens] or [rows, ...] */
-        int64_t n_rows = tap_rows_of(t) == ROWS_PASSES   ? n_passes
-                         : tap_rows_of(t) == ROWS_PACKED ? n_tokens * c->top_k
-                                                         : n_tokens;
-        for (int64_t b = 0; b < n_blocks; b++) {
-            int64_t offset = p->offset + b * (p->n_rows / n_blocks) * p->row_bytes;
-            memcpy(block_data(fresh) + offset, block_data(s->tape) + offset, (size_t)(n_rows * p->row_bytes));
-            copied += n_rows * p->row_bytes;
-        }
-    }
-    return copied;
-}
-
-/* How many passes end at or before n_tokens; *stop is where the last of them ends. */
-static int64_t passes_up_to(const session *s, int64_t n_tokens, int64_t *stop)
-{
-    const int64_t *passes = session_passes(s);
-    int64_t n = 0;
-    while (n < s->n_passes && passes[2 * n + 1] <= n_tokens)
-        n++;
-    *stop = n > 0 ? passes[2 * n - 1] : 0;
-    return n;
-}
-
-/* Rows are abandoned in place when nobody looks; a reader that comes a moment later sees only the kept ones. */
-static bool abandon_in_place(session *s, int64_t n_tokens, int64_t n_passes)
-{
-    instant_begin();
-    bool in_place = block_references(s->tape) == 1;
-    if (in_place) {
-        s->n_tokens = n_tokens;
-        s->n_passes = n_passes;
-        s->n_truncations++;
-        s->has_logits = false;
-    }
-    instant_end();
-    return in_place;
-}
-
-static colibri_status truncate_rows(session *s, int64_t n_tokens, colibri_message *message)
-{
-    int64_t stop;
-    int64_t n_passes = passes_up_to(s, n_tokens, &stop);
-    if (n_tokens != stop)
-        return fail(message, COLIBRI_ERROR_ARGUMENT,
-                    "cannot keep %lld of %lld tokens: no pass ends there; the nearest before is %lld", (long long)n_tokens,
-                    (long long)s->n_tokens, (long long)stop);
-    if (n_tokens == s->n_tokens || abandon_in_place(s, n_tokens, n_passes))
-        return COLIBRI_OK;
-
-    block *fresh;
-    TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &fresh, message));
-    int64_t copied = copy_rows(s, fresh, n_tokens, n_passes);
-    instant_begin();
-    block *old = s->tape;
-    s->tape = fresh;
-    s->n_tokens = n_tokens;
-    s->n_passes = n_passes;
-    s->n_truncations++;
-    s->has_logits = false;
-    s->copied_bytes += copied;
-    instant_end();
-    block_release(old);
-    return COLIBRI_OK;
-}
-
-colibri_status session_truncate(session *s, int64_t n_tokens, colibri_message *message)
-{
-    TRY(enter(s, message));
-    colibri_status status = truncate_rows(s, n_tokens, message);
-    leave(s);
+    TRY(session_enter(s, message));
+    colibri_status status = feed(s, ids, n, progress, user, message);
+    session_leave(s);
     return status;
 }
 

@@ -26,6 +26,7 @@ typedef struct session {
     /* The tile: tokens first .. first + n - 1 of the pass start .. start + pass_tokens - 1. */
     int64_t pass_start, pass_tokens;
     int64_t tile_first, tile_tokens;
+    const int32_t *tile_ids; /* [tile_tokens] */
     block *scratch;
     block *next_logits;      /* [V] the pass in progress writes here; nobody else sees it */
 
@@ -36,15 +37,29 @@ typedef struct session {
     int64_t n_tokens, n_passes;
     int64_t n_truncations;   /* how often rows were abandoned */
     int64_t copied_bytes;
+    bool open;               /* a stepped pass (stepping.h) stands between two stages, before `next` */
+    colibri_place next;
+
+    bool began_next;         /* that stage was interrupted: what it writes is no longer what it was */
+    bool shown;              /* somebody was given a view of open rows */
 } session;
 
 colibri_status session_create(const model_data *model, const colibri_session_options *options, session **out,
                               colibri_message *message);
+colibri_status session_create_like(const session *like, session **out, colibri_message *message); /* same options, no rows */
 void session_free(session *s); /* accepts NULL; blocks with leases live on */
 
 colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
                             colibri_message *message);
-colibri_status session_truncate(session *s, int64_t n_tokens, colibri_message *message);
+
+/* For whoever changes a session: BUSY when another thread is inside. */
+colibri_status session_enter(session *s, colibri_message *message);
+void session_leave(session *s);
+
+/* How a pass begins and ends, stepped or not: ids are checked and there is room for them and for logits nobody looks at; its rows
+ * close, all at once for every reader, unless a weight changed under it. */
+colibri_status session_check_pass(session *s, const int32_t *ids, int64_t n, colibri_message *message);
+colibri_status session_close_pass(session *s, colibri_message *message);
 
 void session_length(session *s, int64_t *n_tokens, int64_t *n_passes);
 int64_t session_truncations(session *s);

@@ -1,5 +1,7 @@
 #include "stages.h"
 
+#include <string.h>
+
 #include "aggregator.h"
 #include "attention.h"
 #include "dispatcher.h"
@@ -29,13 +31,13 @@ static const float *layer_input(const session *s, int64_t layer)
 
 /* ---- embed ----------------------------------------------------------------------------------------------------------------- */
 
-bool stage_embed(session *s, const int32_t *ids)
+bool stage_embed(session *s)
 {
     const matrix *w = &s->model->weights.embed;
     float *x = rows(s, TAP_EMBED, 0);
     int64_t row_bytes = w->cols * (int64_t)colibri_dtype_size(w->dtype);
     for (int64_t t = 0; t < s->tile_tokens; t++)
-        s->machine.kernels->widen(x + t * w->cols, (const unsigned char *)w->data + ids[t] * row_bytes, w->dtype, w->cols);
+        s->machine.kernels->widen(x + t * w->cols, (const unsigned char *)w->data + s->tile_ids[t] * row_bytes, w->dtype, w->cols);
 
     rotary_rows(&s->machine, &s->model->config, s->model->inv_freq, s->tile_first, s->tile_tokens, scratch(s, s->layout.cos),
                 scratch(s, s->layout.sin));
@@ -75,27 +77,53 @@ bool stage_attention(session *s, int64_t l)
     }
     machine_norm(&s->machine, norm, x, n, &w->attn_norm, c->rms_norm_eps);
     attend(&s->machine, c, w, c->window[l], s->tile_first, n, &r);
-    machine_add(&s->machine, scratch(s, s->layout.residual), x, out, n * c->hidden_size);
     return !machine_stopped(&s->machine);
+}
+
+/* h = x + attn.out, of which the feed-forward half of a layer reads norm(h). */
+static void normalised(session *s, int64_t l, float *input)
+{
+    const config *c = &s->model->config;
+    float *h = scratch(s, s->layout.residual);
+    machine_add(&s->machine, h, layer_input(s, l), rows(s, TAP_ATTN_OUT, l), s->tile_tokens * c->hidden_size);
+    machine_norm(&s->machine, input, h, s->tile_tokens, &s->model->weights.layers[l].moe_norm, c->rms_norm_eps);
 }
 
 /* ---- mixture of experts ---------------------------------------------------------------------------------------------------- */
 
-bool stage_router(session *s, int64_t l)
+static router router_of(const session *s, colibri_gate_mode gates)
 {
     const config *c = &s->model->config;
-    const layer_weights *w = &s->model->weights.layers[l];
-    router r = {.n_experts = c->num_experts,
-                .top_k = c->top_k,
-                .gates = s->gates,
-                .scratch = scratch(s, s->layout.router),
-                .select_by_logits = c->gate_rule == COLIBRI_GATES_SOFTMAX_OF_CHOSEN || c->gate_rule == COLIBRI_GATES_RAW_LOGITS};
-    float *input = rows(s, TAP_MOE_INPUT, l);
+    return (router){.n_experts = c->num_experts,
+                    .top_k = c->top_k,
+                    .gates = gates,
+                    .scratch = scratch(s, s->layout.router),
+                    .select_by_logits =
+                        c->gate_rule == COLIBRI_GATES_SOFTMAX_OF_CHOSEN || c->gate_rule == COLIBRI_GATES_RAW_LOGITS};
+}
 
-    machine_norm(&s->machine, input, scratch(s, s->layout.residual), s->tile_tokens, &w->moe_norm, c->rms_norm_eps);
-    route(&s->machine, &r, input, s->tile_tokens, &w->router, rows(s, TAP_ROUTER_LOGITS, l), rows(s, TAP_SCORES, l),
-          session_rows(s, TAP_EXPERT_IDS, l), rows(s, TAP_GATES, l));
+bool stage_router(session *s, int64_t l)
+{
+    router r = router_of(s, s->gates);
+    float *input = rows(s, TAP_MOE_INPUT, l);
+    normalised(s, l, input);
+    route(&s->machine, &r, input, s->tile_tokens, &s->model->weights.layers[l].router, rows(s, TAP_ROUTER_LOGITS, l),
+          rows(s, TAP_SCORES, l), session_rows(s, TAP_EXPERT_IDS, l), rows(s, TAP_GATES, l));
     return !machine_stopped(&s->machine);
+}
+
+void route_tile_again(session *s, int64_t l, colibri_gate_mode gates, int64_t k, int64_t first, int64_t count, bool keep_ids)
+{
+    router r = router_of(s, gates);
+    for (int64_t t = first; t < first + count; t++) {
+        const float *logits = rows(s, TAP_ROUTER_LOGITS, l) + t * r.n_experts;
+        float *g = rows(s, TAP_GATES, l) + t * r.top_k;
+        int32_t *ids = (int32_t *)session_rows(s, TAP_EXPERT_IDS, l) + t * r.top_k;
+        if (keep_ids)
+            route_gates(s->machine.kernels, &r, logits, ids, g, r.scratch);
+        else
+            route_token(s->machine.kernels, &r, k, logits, rows(s, TAP_SCORES, l) + t * r.n_experts, ids, g, r.scratch);
+    }
 }
 
 /* The packed rows of a tile follow those of the tiles before it. */
@@ -104,16 +132,28 @@ static int64_t first_packed_row(const session *s)
     return s->tile_first * s->model->config.top_k;
 }
 
+/* Packed rows first .. stop - 1 of the tile, which no choice fills: zero, so that they do not depend on what was there. */
+static void clear_packed(const session *s, int64_t l, int64_t first, int64_t stop)
+{
+    for (tap t = TAP_DISPATCH_INPUT; t <= TAP_DISPATCH_OUTPUT; t++) {
+        int64_t row_bytes = layout_slot(&s->layout, &s->model->config, t, l)->row_bytes; /* 0: this tap has no rows here */
+        memset((unsigned char *)session_rows(s, t, l) + first * row_bytes, 0, (size_t)((stop - first) * row_bytes));
+    }
+}
+
 bool stage_dispatcher(session *s, int64_t l)
 {
     const config *c = &s->model->config;
     dispatch d = {session_rows(s, TAP_DISPATCH_TOKENS, l), session_rows(s, TAP_DISPATCH_OFFSETS, l),
                   scratch(s, s->layout.places)};
 
-    dispatch_plan(&d, session_rows(s, TAP_EXPERT_IDS, l), s->tile_tokens, c->top_k, c->num_experts, s->tile_first,
-                  first_packed_row(s));
-    dispatch_gather(&s->machine, rows(s, TAP_DISPATCH_INPUT, l), rows(s, TAP_MOE_INPUT, l), d.tokens, s->tile_first,
-                    s->tile_tokens * c->top_k, c->hidden_size);
+    int64_t n_choices = s->tile_tokens * c->top_k;
+    int64_t n_rows = dispatch_plan(&d, session_rows(s, TAP_EXPERT_IDS, l), s->tile_tokens, c->top_k, c->num_experts, s->tile_first,
+                                   first_packed_row(s));
+    dispatch_gather(&s->machine, rows(s, TAP_DISPATCH_INPUT, l), rows(s, TAP_MOE_INPUT, l), d.tokens, s->tile_first, n_rows,
+                    c->hidden_size);
+    if (n_rows < n_choices)
+        clear_packed(s, l, n_rows, n_choices);
     return !machine_stopped(&s->machine);
 }
 
@@ -125,8 +165,8 @@ static float *ffn_buffer(const session *s, tap t, int64_t l, int64_t row, int64_
     return rows(s, t, l) + row * s->model->config.moe_intermediate_size;
 }
 
-/* Packed rows run in groups of at most FFN_ROWS. The group that begins with row `first` ends with an expert, if one ends in it,
- * so that weights are not read twice. */
+/* Packed rows of the first n_experts experts run in groups of at most FFN_ROWS. The group that begins with row `first` ends with an
+ * expert, if one ends in it, so that weights are not read twice. */
 static int64_t group_end(const int64_t *offsets, int64_t n_experts, int64_t first)
 {
     for (int64_t e = n_experts; e > 0 && offsets[e] > first; e--)
@@ -135,13 +175,13 @@ static int64_t group_end(const int64_t *offsets, int64_t n_experts, int64_t firs
     return first + FFN_ROWS;
 }
 
-bool stage_experts(session *s, int64_t l)
+bool stage_experts(session *s, int64_t l, int64_t expert)
 {
     const config *c = &s->model->config;
     const int64_t *offsets = session_rows(s, TAP_DISPATCH_OFFSETS, l);
-    int64_t tile_first = first_packed_row(s), H = c->hidden_size;
-    for (int64_t first = tile_first, last; first < offsets[c->num_experts]; first = last) {
-        int64_t row = first - tile_first;
+    int64_t from = expert < 0 ? 0 : expert, to = expert < 0 ? c->num_experts : expert + 1, H = c->hidden_size;
+    for (int64_t first = offsets[from], last; first < offsets[to]; first = last) {
+        int64_t row = first - first_packed_row(s);
         ffn_rows r = {
             .input = rows(s, TAP_DISPATCH_INPUT, l) + row * H,
             .gate = ffn_buffer(s, TAP_DISPATCH_GATE, l, row, s->layout.gate),
@@ -149,7 +189,7 @@ bool stage_experts(session *s, int64_t l)
             .hidden = ffn_buffer(s, TAP_DISPATCH_HIDDEN, l, row, s->layout.hidden),
             .output = rows(s, TAP_DISPATCH_OUTPUT, l) + row * H,
         };
-        last = group_end(offsets, c->num_experts, first);
+        last = group_end(offsets, to, first);
         ffn_run(&s->machine, s->model->weights.layers[l].experts, c->num_experts, offsets, first, last, &r);
     }
     return !machine_stopped(&s->machine);
@@ -200,11 +240,9 @@ bool stage_aggregator(session *s, int64_t l)
 
 bool stage_mlp(session *s, int64_t l)
 {
-    const config *c = &s->model->config;
-    const layer_weights *w = &s->model->weights.layers[l];
     float *input = rows(s, TAP_MLP_INPUT, l);
-    machine_norm(&s->machine, input, scratch(s, s->layout.residual), s->tile_tokens, &w->moe_norm, c->rms_norm_eps);
-    dense(s, &w->mlp, input, rows(s, TAP_MLP_OUTPUT, l));
+    normalised(s, l, input);
+    dense(s, &s->model->weights.layers[l].mlp, input, rows(s, TAP_MLP_OUTPUT, l));
     return !machine_stopped(&s->machine);
 }
 
@@ -218,14 +256,20 @@ bool stage_residual(session *s, int64_t l)
 
 /* ---- logits ---------------------------------------------------------------------------------------------------------------- */
 
+bool stage_norm(session *s)
+{
+    const config *c = &s->model->config;
+    machine_norm(&s->machine, rows(s, TAP_NORM, 0), layer_input(s, c->num_hidden_layers), s->tile_tokens, &s->model->weights.norm,
+                 c->rms_norm_eps);
+    return !machine_stopped(&s->machine);
+}
+
 bool stage_logits(session *s)
 {
     static const matrix no_bias;
     const config *c = &s->model->config;
     const weights *w = &s->model->weights;
-    float *norm = rows(s, TAP_NORM, 0);
-    machine_norm(&s->machine, norm, layer_input(s, c->num_hidden_layers), s->tile_tokens, &w->norm, c->rms_norm_eps);
-
+    const float *norm = rows(s, TAP_NORM, 0);
     if (session_keeps(s, TAP_LOGITS, 0))
         machine_linear(&s->machine, rows(s, TAP_LOGITS, 0), norm, s->tile_tokens, &w->lm_head, &no_bias);
     else if (s->tile_first + s->tile_tokens == s->pass_start + s->pass_tokens)

@@ -25,7 +25,7 @@ colibri_status tap_check(const config *c, size_t kind, int64_t layer, int64_t ex
     return COLIBRI_OK;
 }
 
-static colibri_status fail_not_captured(tap t, int64_t layer, int64_t expert, colibri_message *message)
+colibri_status tap_not_captured(tap t, int64_t layer, int64_t expert, colibri_message *message)
 {
     char path[TAP_PATH_SIZE];
     tap_path(t, layer, expert, path);
@@ -37,25 +37,26 @@ static colibri_status fail_not_captured(tap t, int64_t layer, int64_t expert, co
                 "\"%s\" is not kept by this session; ask for it with capture \"%s\" or \"%s\"", path, level, path);
 }
 
-/* Rows first .. stop - 1 of a kept tap. */
-static colibri_array view_rows(const session *s, tap t, int64_t layer, int64_t first, int64_t stop)
+colibri_array tap_array(const config *c, tap t, const void *data, int64_t n_rows)
 {
-    const config *c = &s->model->config;
-    const slot *p = layout_slot(&s->layout, c, t, layer);
-    colibri_array a = {.data = block_data(s->tape) + p->offset + first * p->row_bytes, .dtype = tap_kinds[t].dtype};
-    a.shape[0] = stop - first;
+    colibri_array a = {.data = data, .dtype = tap_kinds[t].dtype, .shape = {n_rows}};
     a.n_dims = 1 + tap_row_shape(c, t, a.shape + 1);
     int64_t stride = (int64_t)colibri_dtype_size(a.dtype);
     for (int i = a.n_dims - 1; i >= 0; i--) {
         a.strides[i] = stride;
         stride *= a.shape[i];
     }
-    a.strides[0] = p->row_bytes;
     return a;
 }
 
-/* Queries first .. stop - 1 over the keys 0 .. stop - 1, head by head. */
-static colibri_array view_heads(const session *s, tap t, int64_t layer, int64_t first, int64_t stop)
+/* Rows first .. stop - 1 of a kept tap. */
+static colibri_array view_rows(const session *s, tap t, int64_t layer, int64_t first, int64_t stop)
+{
+    const slot *p = layout_slot(&s->layout, &s->model->config, t, layer);
+    return tap_array(&s->model->config, t, block_data(s->tape) + p->offset + first * p->row_bytes, stop - first);
+}
+
+colibri_array tap_heads(const session *s, tap t, int64_t layer, int64_t first, int64_t stop)
 {
     const config *c = &s->model->config;
     const slot *p = layout_slot(&s->layout, c, t, layer);
@@ -81,7 +82,7 @@ static colibri_array view_tap(const session *s, tap t, int64_t layer, int64_t ex
     int64_t start = pass < 0 ? 0 : session_passes(s)[2 * pass];
     int64_t stop = pass < 0 ? s->n_tokens : session_passes(s)[2 * pass + 1];
     switch (tap_rows_of(t)) {
-    case ROWS_HEADS: return view_heads(s, t, layer, start, stop);
+    case ROWS_HEADS: return tap_heads(s, t, layer, start, stop);
     case ROWS_PACKED: return view_rows(s, t, layer, start * k, stop * k);
     case ROWS_PASSES: return view_rows(s, t, layer, pass < 0 ? 0 : pass, pass < 0 ? s->n_passes : pass + 1);
     default: return view_rows(s, t, layer, start, stop);
@@ -94,7 +95,7 @@ colibri_status session_tap(session *s, size_t kind, int64_t layer, int64_t exper
     TRY(tap_check(&s->model->config, kind, layer, expert, message));
     tap t = (tap)kind;
     if (!session_keeps(s, t, layer))
-        return fail_not_captured(t, layer, expert, message);
+        return tap_not_captured(t, layer, expert, message);
 
     instant_begin();
     int64_t n_passes = s->n_passes;

@@ -8,11 +8,12 @@
  *   3. model                    a checkpoint, mapped read-only; shared by any number of sessions
  *   4. session                  one timeline of tokens: KV cache, tape, working memory
  *   5. taps                     the named intermediates of a session
- *   6. this machine             which code path runs, how many threads
+ *   6. stepping                 a pass run stage by stage, its rows open to be looked at and edited
+ *   7. this machine             which code path runs, how many threads
  *
  * Promises: the library never prints, never exits, never raises a signal, never changes the floating-point mode of the process,
  * and allocates nothing while a forward pass runs. The same ids give the same bytes for any thread count, chunking, capture
- * setting and instruction set.
+ * setting and instruction set, run through or stage by stage.
  *
  * Not promised: that two threads may use one session at once (the second gets COLIBRI_ERROR_BUSY), or that a mapped file may
  * change on disk while its model is open (size and time are checked again at each feed; what cannot be seen is not caught).
@@ -44,7 +45,7 @@ typedef enum colibri_status {
     COLIBRI_ERROR_ARGUMENT,    /* the caller passed something out of range */
     COLIBRI_ERROR_CAPACITY,    /* the session's max_tokens would be exceeded; the session is unchanged */
     COLIBRI_ERROR_MEMORY,      /* the planned memory cannot be had; the message gives the bytes */
-    COLIBRI_ERROR_BUSY,        /* another thread is inside this session */
+    COLIBRI_ERROR_BUSY,        /* another thread is inside this session, or a stepped pass is open where none may be */
     COLIBRI_ERROR_INTERRUPTED, /* the progress callback asked to stop; the session is as before the call */
     COLIBRI_ERROR_NOT_CAPTURED /* the tap exists, but this session's capture does not keep it */
 } colibri_status;
@@ -217,7 +218,7 @@ typedef int (*colibri_progress)(void *user, double done);
 colibri_status colibri_session_feed(colibri_session *session, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
                                     colibri_message *message);
 
-/* Abandons the rows from n_tokens on (0 = reset). When a lease on the tape lives, the session moves to a fresh block, copies the kept rows
+/* Abandons the rows from n_tokens on (0 = reset), and a pass that is open (6). When a lease on the tape lives, the session moves to a fresh block, copies the kept rows
  * once, and the old views keep the old block; else rows are reused in place. n_tokens must be a pass boundary. */
 colibri_status colibri_session_truncate(colibri_session *session, int64_t n_tokens, colibri_message *message);
 
@@ -234,7 +235,7 @@ typedef struct colibri_session_memory {
     int64_t tape;         /* of these: history that taps show (KV cache included) */
     int64_t kv_cache;     /* of the tape: keys and values */
     int64_t scratch;      /* of these: working memory that each pass overwrites */
-    int64_t copied_bytes; /* rows copied by truncate under live views, since creation */
+    int64_t copied_bytes; /* rows copied since creation: by truncate, abandon and move under live views, and when it was forked */
 } colibri_session_memory;
 
 colibri_session_memory colibri_session_memory_use(const colibri_session *session);
@@ -292,7 +293,82 @@ bool colibri_session_captures(const colibri_session *session, size_t kind, int64
 /* Logits [V] of the last token of the last pass, at every capture. They never change while the lease lives. */
 colibri_status colibri_session_logits(colibri_session *session, colibri_array *array, colibri_lease **lease, colibri_message *message);
 
-/* ---- 6. this machine ------------------------------------------------------------------------------------------------------- */
+/* ---- 6. stepping ----------------------------------------------------------------------------------------------------------- */
+
+/* A stepped pass runs the stages of feed one by one and gives the same bytes. Between two stages the pass is open: its rows are not
+ * among those that taps show, but can be read and changed here, and what later stages read of them is what they find. */
+
+typedef enum colibri_stage {
+    COLIBRI_STAGE_EMBED = 0,  /* embed */
+    COLIBRI_STAGE_ATTENTION,  /* each layer: attn.* */
+    COLIBRI_STAGE_ROUTER,     /* a mixture: the residual stream with attn.out; moe.input, router_logits, scores, expert_ids, gates */
+    COLIBRI_STAGE_DISPATCHER, /* dispatch.tokens, offsets, input */
+    COLIBRI_STAGE_EXPERT,     /* once for each expert that has rows: its gate, up, hidden, output */
+    COLIBRI_STAGE_SHARED,     /* where the layer has one: shared.output, shared.gate */
+    COLIBRI_STAGE_AGGREGATOR, /* moe.routed, moe.output */
+    COLIBRI_STAGE_MLP,        /* a dense layer: the residual stream with attn.out; mlp.* */
+    COLIBRI_STAGE_RESIDUAL,   /* layers.{l}.output */
+    COLIBRI_STAGE_NORM,       /* norm */
+    COLIBRI_STAGE_LOGITS,     /* logits */
+    COLIBRI_STAGE_NONE        /* nothing is left */
+} colibri_stage;
+
+const char *colibri_stage_name(colibri_stage stage); /* "embed" ... "logits"; lives forever */
+
+typedef struct colibri_place {
+    colibri_stage stage;
+    int64_t layer;  /* -1 outside layers */
+    int64_t expert; /* -1 at every other stage */
+} colibri_place;
+
+/* Opens a pass of these tokens; nothing is computed yet. Errors as of feed. The pass runs as one tile: ARGUMENT when that has
+ * fewer rows. BUSY when a pass is open already, as of feed and move. */
+colibri_status colibri_session_begin(colibri_session *session, const int32_t *ids, int64_t n, colibri_message *message);
+
+/* Runs the next stage; *done (may be NULL) receives its place. After the logits the pass closes as at the end of feed. On an error
+ * the place stays, and the stage runs again with the next step: INTERRUPTED; ARGUMENT when the dispatcher finds an expert id that
+ * is not -1 (no expert: the slot takes part in nothing) to E - 1, or one twice in a row; FILE when a weight changed under the pass. */
+colibri_status colibri_session_step(colibri_session *session, colibri_progress progress, void *user, colibri_place *done,
+                                    colibri_message *message);
+
+/* What step would run, and the rows of the open pass. False when none is open. Any thread. */
+bool colibri_session_next(const colibri_session *session, colibri_place *next);
+bool colibri_session_open_pass(const colibri_session *session, int64_t *start, int64_t *stop);
+
+/* Drops the open pass, if there is one; closed rows stay. Leases on its rows keep the old block, as with truncate. */
+colibri_status colibri_session_abandon(colibri_session *session, colibri_message *message);
+
+/* Rows of the open pass of a tap that a stage has written. Where the session keeps the tap, the rows themselves: later stages and
+ * writes show in them. Else a copy of working memory, in a block of its own; ARGUMENT once a later layer uses that memory.
+ * NOT_CAPTURED when no whole tile of it is there (attn.weights; gate, up, hidden of experts). */
+colibri_status colibri_session_open_tap(colibri_session *session, size_t kind, int64_t layer, int64_t expert, colibri_array *array,
+                                        colibri_lease **lease, colibri_message *message);
+
+/* The same where the tap is kept (else NOT_CAPTURED), to be written through, until the pass closes: move before the next one if
+ * it may be written later. Not for the dispatcher's tokens and offsets. */
+colibri_status colibri_session_open_edit(colibri_session *session, size_t kind, int64_t layer, int64_t expert,
+                                         colibri_array *array, colibri_lease **lease, colibri_message *message);
+
+/* Copies contiguous `rows`, of the dtype and shape that open_tap shows, into the open rows, kept or not. Not for attn.weights and
+ * the dispatcher's tokens and offsets. */
+colibri_status colibri_session_open_write(colibri_session *session, size_t kind, int64_t layer, int64_t expert,
+                                          const colibri_array *rows, colibri_message *message);
+
+/* Only after the router: tokens first .. first + count - 1 of the open pass choose anew by their router_logits as they stand: scores,
+ * the ids of the k best (k at most the model's; other slots get id -1 and gate 0), and gates by gate_mode (COLIBRI_GATES_MODEL: the
+ * session's). With keep_ids scores and ids stay, k is ignored, and gates of the experts named are computed from the logits by the
+ * rule; slots of id -1 get 0 and take no part in its sum. */
+colibri_status colibri_session_route_again(colibri_session *session, colibri_gate_mode gate_mode, int64_t k, int64_t first,
+                                           int64_t count, bool keep_ids, colibri_message *message);
+
+/* A session of its own with the same options and a copy of the closed rows up to n_tokens, a pass boundary; with the last logits
+ * when that is the length. */
+colibri_status colibri_session_fork(colibri_session *session, int64_t n_tokens, colibri_session **fork, colibri_message *message);
+
+/* When a lease on the tape lives, the session moves to a fresh block with a copy of its rows, so that no view reaches them. */
+colibri_status colibri_session_move(colibri_session *session, colibri_message *message);
+
+/* ---- 7. this machine ------------------------------------------------------------------------------------------------------- */
 
 /* The code path in force ("avx512", "avx2", "scalar" ...). The environment variable COLIBRI_ISA forces one; an unavailable name makes
  * colibri_model_open fail with UNSUPPORTED and the list of available ones. */

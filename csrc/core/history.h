@@ -1,0 +1,15 @@
+/* history.h: what happens to rows that are there: they are abandoned, copied into another session, or moved from under a view.
+ *
+ * A block that somebody holds a lease on is never written again where its closed rows lie: the session leaves it to them, and goes on
+ * in a fresh one. */
+#ifndef COLIBRI_CORE_HISTORY_H
+#define COLIBRI_CORE_HISTORY_H
+
+#include "session.h"
+
+colibri_status session_truncate(session *s, int64_t n_tokens, colibri_message *message);
+colibri_status session_abandon(session *s, colibri_message *message);
+colibri_status session_move(session *s, colibri_message *message);
+colibri_status session_fork(session *s, int64_t n_tokens, session **out, colibri_message *message);
+
+#endif
