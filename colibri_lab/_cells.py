@@ -121,11 +121,6 @@ def is_one_of(item: Cells, *choices: Cells) -> Cells:
     return reduce(either, equal, from_value(False))
 
 
-def is_not(relation: Callable[..., Cells], *parts: Cells) -> Cells:
-    """`not in` of an `in`."""
-    return negate(relation(*parts))
-
-
 def negate(a: Cells) -> Cells:
     """Three-valued not."""
     return Cells(~a.values, a.states)

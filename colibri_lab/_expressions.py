@@ -48,6 +48,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
+_LISTS = (ast.Tuple, ast.List, ast.Set)
 
 
 class ConditionError(ArgumentError):
@@ -244,48 +245,51 @@ class Reader:
         first = left = self.read(node.left, depth)
         links: list[tuple[Callable[..., Cells], list[Node]]] = []
         entries = (0, 0)
-        for place, (op, right) in enumerate(zip(node.ops, node.comparators, strict=True)):
-            if isinstance(right, ast.Tuple | ast.List | ast.Set) and isinstance(op, ast.In | ast.NotIn):
-                if place + 1 < len(node.ops):
-                    raise self.error("a list ends a comparison", right)
-                rights = [self.read(item, depth) for item in right.elts]
-                for item, value in zip(right.elts, rights, strict=True):
-                    self.comparable(left, value, item)
-                link, spread = _cells.is_one_of, max(part.entries for part in [left, *rights])
-            else:
-                rights = [self.read(right, depth)]
-                link, spread = self.link(op, left, rights[0], right)
-            if isinstance(op, ast.NotIn):
-                link = partial(_cells.is_not, link)
-            links.append((self.fitting(link, spread), rights))
-            entries, left = max(entries, spread), rights[-1] if rights else left
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            operation, rights, spread = self.link(left, op, right, depth)
+            links.append((self.fitting(operation, spread), rights))
+            entries = max(entries, spread)
+            *_, left = left, *rights
+            if isinstance(right, _LISTS) and right is not node.comparators[-1]:
+                raise self.error("a list ends a comparison", right)
         join = self.fitting(_cells.both, entries)
 
         def run(scene: Scene) -> Cells:
             left, results = first.run(scene), []
-            for link, parts in links:
+            for operation, parts in links:
                 rights = [part.run(scene) for part in parts]
-                results.append(link(left, *rights))
-                left = rights[-1] if rights else left
+                results.append(operation(left, *rights))
+                *_, left = left, *rights
             return reduce(join, results)
 
         return Node(TRUTH, entries, run)
 
-    def link(self, op: ast.cmpop, a: Node, b: Node, right: ast.expr) -> tuple[Callable[..., Cells], tuple[int, int]]:
-        """What one comparison does with the cells of its sides, and the entries of its result."""
-        if type(op) in _COMPARISONS:
-            self.comparable(a, b, right)
-            return partial(_cells.compare, _COMPARISONS[type(op)]), max(a.entries, b.entries)
+    def link(
+        self, left: Node, op: ast.cmpop, right: ast.expr, depth: int
+    ) -> tuple[Callable[..., Cells], list[Node], tuple[int, int]]:
+        """One comparison: what it does with the cells of its sides, its right sides, and the entries of its result."""
+        if isinstance(op, ast.NotIn):
+            found, rights, spread = self.link(left, ast.In(), right, depth)
+            return lambda *cells: _cells.negate(found(*cells)), rights, spread
+        if isinstance(op, ast.In) and isinstance(right, _LISTS):
+            rights = [self.read(item, depth) for item in right.elts]
+            for item, side in zip(right.elts, rights, strict=True):
+                self.comparable(left, side, item)
+            return _cells.is_one_of, rights, max(side.entries for side in [left, *rights])
         if isinstance(op, ast.Is | ast.IsNot):
             raise self.error("'is' is not part of the language: write == or !=", right)
-        self.comparable(a, b, right)
-        if b.kind == TEXT:
-            return _cells.contains, (0, 0)
-        if b.kind == TRUTH or b.entries[0] == 0:
+        side = self.read(right, depth)
+        self.comparable(left, side, right)
+        if type(op) in _COMPARISONS:
+            operation = partial(_cells.compare, _COMPARISONS[type(op)])
+            return operation, [side], max(left.entries, side.entries)
+        if side.kind == TEXT:
+            return _cells.contains, [side], (0, 0)
+        if side.kind == TRUTH or side.entries[0] == 0:
             raise self.error("to the right of 'in' stands a list such as (1, 2), experts, a tap or a text", right)
-        if a.entries[0] == 2:
+        if left.entries[0] == 2:
             raise self.error("'in' looks for one number a row; to the left are several", right)
-        return _cells.is_in, (0, 0)
+        return _cells.is_in, [side], (0, 0)
 
     def comparable(self, a: Node, b: Node, right: ast.expr) -> None:
         if a.kind != b.kind:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class Expression:
     text: str
     paths: tuple[str, ...]
     """The taps that it names."""
-    _root: Node
+    _root: Node = field(repr=False, compare=False)
 
     def hits(self, scene: Scene) -> NDArray[np.bool_]:
         """(n,) whether the expression is True in each row; unknown counts as no.
