@@ -36,10 +36,14 @@ from colibri_lab.errors import (
 if TYPE_CHECKING:
     from colibri_lab import nan, routing, testing
     from colibri_lab._doctor import doctor
+    from colibri_lab.compare import Comparison
+    from colibri_lab.conditions import ConditionError
     from colibri_lab.generate import Token
     from colibri_lab.model import Model, open
+    from colibri_lab.places import Where
     from colibri_lab.progress import show_progress
     from colibri_lab.session import Pass, Session
+    from colibri_lab.stepper import Stepper
     from colibri_lab.tape import Tape
     from colibri_lab.tokenizer import Tokenizer
     from colibri_lab.trace import Trace
@@ -51,6 +55,8 @@ __all__ = [
     "BusyError",
     "CapacityError",
     "ColibriError",
+    "Comparison",
+    "ConditionError",
     "FileError",
     "FormatError",
     "Model",
@@ -60,12 +66,14 @@ __all__ = [
     "Pass",
     "RoutingExplorer",
     "Session",
+    "Stepper",
     "TapError",
     "Tape",
     "Token",
     "Tokenizer",
     "Trace",
     "UnsupportedError",
+    "Where",
     "doctor",
     "load_trace",
     "nan",
@@ -82,6 +90,7 @@ _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
     "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "_doctor", "nan": "nan",
     "RoutingExplorer": "widgets.explorer", "routing": "routing", "testing": "testing", "show_progress": "progress",
+    "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
 }  # fmt: skip
 
 

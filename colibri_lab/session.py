@@ -21,8 +21,10 @@ from colibri_lab.trace import Trace
 
 if TYPE_CHECKING:
     from colibri_lab.generate import Token
+    from colibri_lab.interventions import Edit
     from colibri_lab.memory import MemoryPanel
     from colibri_lab.model import Model
+    from colibri_lab.stepper import Stepper
     from colibri_lab.tokenizer import Tokenizer
 
 __all__ = ["Pass", "Passes", "Session"]
@@ -125,6 +127,7 @@ class Session:
         model._sessions.add(self)
         self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
         self._ids: list[int] = []
+        self._edits: list[Edit] = []  # of steppers
         self._held: weakref.WeakValueDictionary[tuple[int, int], Pass] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._process = os.getpid()  # of who came in last
@@ -181,10 +184,22 @@ class Session:
 
         return generate(self, n, temperature, top_k, top_p, seed, stop_ids, progress)
 
+    def stepper(self, x: str | Sequence[int] | NDArray[np.integer[Any]], chunk: int | None = 1) -> Stepper:
+        """A debugger that walks these tokens through the model stage by stage; see `Stepper`.
+
+        `x` as for `feed`. `chunk`: tokens in one pass; None takes all at once, so that many rows meet at an expert.
+        Raises what `feed` raises, and BusyError while another stepper is in the middle of a pass.
+        """
+        from colibri_lab.stepper import Stepper
+
+        with self._alone():
+            return Stepper(self, self._to_ids(x), chunk)
+
     def reset(self) -> None:
         """Forgets all tokens. Arrays that you hold stay as they are."""
         with self._alone():
             self._engine.truncate(0)
+            self._edits = []
 
     # ---- look ----
 
@@ -262,7 +277,7 @@ class Session:
                 "gate_mode": self.gate_mode,
                 "capture": list(self.capture),
                 "passes": [list(self._engine.pass_bounds(index)) for index in range(self._engine.pass_count)],
-                "edits": [],
+                "edits": [edit.record() for edit in self._edits],
             }
             return Trace(arrays, ids=self.ids, texts=self.texts, meta=meta)
 
@@ -283,6 +298,17 @@ class Session:
             raise BusyError("session busy: another call is inside it; wait for it, or use a session of your own")
         self._process = os.getpid()
         return self._lock
+
+    def _fork(self, n_tokens: int) -> Session:
+        """A session of its own with a copy of the closed rows up to a pass boundary. Within `_alone()`."""
+        other = Session.__new__(Session)
+        other.__dict__.update(self.__dict__)
+        other._engine = self._engine.fork(n_tokens)
+        other._ids, other._edits = self._ids[:n_tokens], list(self._edits)
+        other._held = weakref.WeakValueDictionary()
+        other._lock = threading.Lock()
+        self.model._sessions.add(other)
+        return other
 
     def _to_ids(self, x: Any) -> NDArray[np.int32]:
         if not isinstance(x, str):
