@@ -39,7 +39,7 @@ colibri_status colibri_session_open_tap(colibri_session *session, size_t kind, i
                                         colibri_lease **lease, colibri_message *message)
 {
     block *held;
-    TRY(session_open_tap(session->inner, kind, layer, expert, array, &held, message));
+    TRY(session_open_rows(session->inner, kind, layer, expert, false, array, &held, message));
     return lease_create(session->model, held, lease, message);
 }
 
@@ -47,7 +47,7 @@ colibri_status colibri_session_open_edit(colibri_session *session, size_t kind, 
                                          colibri_array *array, colibri_lease **lease, colibri_message *message)
 {
     block *held;
-    TRY(session_open_edit(session->inner, kind, layer, expert, array, &held, message));
+    TRY(session_open_rows(session->inner, kind, layer, expert, true, array, &held, message));
     return lease_create(session->model, held, lease, message);
 }
 

@@ -63,7 +63,8 @@ double pass_done(const session *s, colibri_place p)
 
 bool run_stage(session *s, colibri_place p)
 {
-    s->machine.done = pass_done(s, p);
+    if (p.stage == COLIBRI_STAGE_ATTENTION || p.stage == COLIBRI_STAGE_NORM) /* where a layer ends */
+        s->machine.done = pass_done(s, p);
     switch (p.stage) {
     case COLIBRI_STAGE_EMBED: return stage_embed(s);
     case COLIBRI_STAGE_ATTENTION: return stage_attention(s, p.layer);

@@ -112,8 +112,3 @@ int64_t layout_plan(const config *c, const bool *kept, int64_t max_tokens, int n
         return -1;
     return out->tape_bytes + out->scratch_bytes + 2 * out->logits_bytes;
 }
-
-const slot *layout_slot(const layout *p, const config *c, tap t, int64_t layer)
-{
-    return &p->slots[(tap_is_per_layer(t) ? layer : 0) * TAP_COUNT + tap_storage(c, t)];
-}

@@ -42,6 +42,9 @@ typedef struct layout {
  * Returns the bytes of all blocks together; < 0 when they overflow. */
 int64_t layout_plan(const config *c, const bool *kept, int64_t max_tokens, int n_threads, layout *out);
 
-const slot *layout_slot(const layout *p, const config *c, tap t, int64_t layer);
+static inline const slot *layout_slot(const layout *p, const config *c, tap t, int64_t layer)
+{
+    return &p->slots[(tap_is_per_layer(t) ? layer : 0) * TAP_COUNT + tap_storage(c, t)];
+}
 
 #endif

@@ -150,21 +150,21 @@ static colibri_status check_editable(size_t kind, int64_t layer, int64_t expert,
 
 /* ---- look ------------------------------------------------------------------------------------------------------------------ */
 
-/* The rows themselves, for as long as somebody holds the tape. */
-static void show(session *s, block **holder)
+/* The rows themselves where the tape has them, for as long as somebody holds it; else a copy. */
+static colibri_status look(session *s, size_t kind, int64_t layer, int64_t expert, bool edit, colibri_array *array, block **holder,
+                           colibri_message *message)
 {
-    s->shown = true;
-    *holder = s->tape;
-    block_retain(s->tape);
-}
-
-static colibri_status open_tap(session *s, size_t kind, int64_t layer, int64_t expert, colibri_array *array, block **holder,
-                               colibri_message *message)
-{
+    if (edit)
+        TRY(check_editable(kind, layer, expert, message));
     TRY(find(s, kind, layer, expert, array, message));
     int64_t n_bytes = bytes_of(array);
-    if (session_keeps(s, (tap)kind, layer) || n_bytes == 0) {
-        show(s, holder);
+    bool kept = session_keeps(s, (tap)kind, layer);
+    if (edit && !kept)
+        return tap_not_captured((tap)kind, layer, expert, message);
+    if (kept || n_bytes == 0) {
+        s->shown = true;
+        *holder = s->tape;
+        block_retain(s->tape);
         return COLIBRI_OK;
     }
     TRY(block_create(n_bytes, BLOCK_HISTORY, s->model, holder, message));
@@ -173,60 +173,33 @@ static colibri_status open_tap(session *s, size_t kind, int64_t layer, int64_t e
     return COLIBRI_OK;
 }
 
-static colibri_status open_edit(session *s, size_t kind, int64_t layer, int64_t expert, colibri_array *array, block **holder,
-                                colibri_message *message)
-{
-    TRY(check_editable(kind, layer, expert, message));
-    TRY(find(s, kind, layer, expert, array, message));
-    if (!session_keeps(s, (tap)kind, layer))
-        return tap_not_captured((tap)kind, layer, expert, message);
-    show(s, holder);
-    return COLIBRI_OK;
-}
-
-colibri_status session_open_tap(session *s, size_t kind, int64_t layer, int64_t expert, colibri_array *array, block **holder,
-                                colibri_message *message)
+colibri_status session_open_rows(session *s, size_t kind, int64_t layer, int64_t expert, bool edit, colibri_array *array,
+                                 block **holder, colibri_message *message)
 {
     TRY(session_enter(s, message));
-    colibri_status status = open_tap(s, kind, layer, expert, array, holder, message);
-    session_leave(s);
-    return status;
-}
-
-colibri_status session_open_edit(session *s, size_t kind, int64_t layer, int64_t expert, colibri_array *array, block **holder,
-                                 colibri_message *message)
-{
-    TRY(session_enter(s, message));
-    colibri_status status = open_edit(s, kind, layer, expert, array, holder, message);
+    colibri_status status = look(s, kind, layer, expert, edit, array, holder, message);
     session_leave(s);
     return status;
 }
 
 /* ---- change ---------------------------------------------------------------------------------------------------------------- */
 
+/* "float32 (3, 2)" */
 static void describe(const colibri_array *a, char *out, size_t size)
 {
     static const char names[][12] = {"float32", "float16", "bfloat16", "int32", "int64"};
-    int n = snprintf(out, size, "%s of shape (", names[a->dtype]);
+    size_t n = (size_t)snprintf(out, size, "%s", names[a->dtype]);
     for (int i = 0; i < a->n_dims; i++)
-        n += snprintf(out + n, size - (size_t)n, "%s%lld", i > 0 ? ", " : "", (long long)a->shape[i]);
-    snprintf(out + n, size - (size_t)n, ")");
+        n += (size_t)snprintf(out + n, size - n, "%s%lld", i > 0 ? ", " : " (", (long long)a->shape[i]);
+    snprintf(out + n, size - n, ")");
 }
 
-static colibri_status check_same_kind(const colibri_array *rows, const colibri_array *given, colibri_message *message)
+static bool is_such(const colibri_array *given, const colibri_array *rows)
 {
-    char want[160], got[160];
-    bool same = rows->dtype == given->dtype && rows->n_dims == given->n_dims;
-    int64_t stride = (int64_t)colibri_dtype_size(rows->dtype);
-    for (int i = rows->n_dims - 1; same && i >= 0; i--) {
-        same = rows->shape[i] == given->shape[i] && (given->strides[i] == stride || given->shape[i] < 2);
-        stride *= rows->shape[i];
-    }
-    if (same)
-        return COLIBRI_OK;
-    describe(rows, want, sizeof want);
-    describe(given, got, sizeof got);
-    return fail(message, COLIBRI_ERROR_ARGUMENT, "these rows are %s, contiguous; given is %s", want, got);
+    bool such = given->dtype == rows->dtype && given->n_dims == rows->n_dims;
+    for (int i = 0; such && i < rows->n_dims; i++)
+        such = given->shape[i] == rows->shape[i] && (given->strides[i] == rows->strides[i] || given->shape[i] < 2);
+    return such;
 }
 
 static colibri_status open_write(session *s, size_t kind, int64_t layer, int64_t expert, const colibri_array *given,
@@ -240,7 +213,12 @@ static colibri_status open_write(session *s, size_t kind, int64_t layer, int64_t
     if (given->n_dims < 0 || given->n_dims > COLIBRI_MAX_DIMS)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "an array has 0 to %d dimensions, not %d", COLIBRI_MAX_DIMS, given->n_dims);
     TRY(find(s, kind, layer, expert, &rows, message));
-    TRY(check_same_kind(&rows, given, message));
+    if (!is_such(given, &rows)) {
+        char text[2][160] = {"", ""};
+        for (int i = 0; i < 2; i++)
+            describe(i == 0 ? &rows : given, text[i], sizeof text[i]);
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "these rows are %s, contiguous; given is %s", text[0], text[1]);
+    }
     unsigned char *base = block_data(session_keeps(s, (tap)kind, layer) ? s->tape : s->scratch);
     memmove(base + ((const unsigned char *)rows.data - base), given->data, (size_t)bytes_of(&rows)); /* may be these very rows */
     return COLIBRI_OK;

@@ -114,11 +114,6 @@ int64_t tap_row_bytes(const config *c, tap t)
     return bytes;
 }
 
-bool tap_is_per_layer(tap t)
-{
-    return tap_kinds[t].scope != COLIBRI_SCOPE_MODEL;
-}
-
 bool tap_exists(const config *c, tap t, int64_t layer)
 {
     switch (tap_kinds[t].scope) {

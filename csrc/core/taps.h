@@ -55,7 +55,11 @@ tap_rows tap_rows_of(tap t);
 int tap_row_shape(const config *c, tap t, int64_t shape[COLIBRI_MAX_DIMS - 1]);
 int64_t tap_row_bytes(const config *c, tap t);
 
-bool tap_is_per_layer(tap t);
+static inline bool tap_is_per_layer(tap t)
+{
+    return tap_kinds[t].scope != COLIBRI_SCOPE_MODEL;
+}
+
 bool tap_exists(const config *c, tap t, int64_t layer);
 
 /* Where the rows of a tap really lie: the rows of one expert are pieces of the packed ones, and without a shared expert
