@@ -7,7 +7,8 @@ reader cannot tell which.
 T tokens, H hidden size, E experts, k chosen experts. Expert rows are stored packed, one run of rows per pass and
 expert:
 
-    layers.{l}.moe.dispatch.tokens    (N,) int32          absolute token rows, N = T·k
+    layers.{l}.moe.dispatch.tokens    (N,) int32          absolute token rows, N = T·k; −1 and zero rows at the end of
+                                                          a pass for its slots without an expert
     layers.{l}.moe.dispatch.offsets   (passes, E+1) int64 absolute positions into N
     layers.{l}.moe.dispatch.input     (N, H), likewise .gate .up .hidden .output
 
@@ -365,8 +366,8 @@ def _check_meta(meta: Mapping[str, Any], tokens: int) -> None:
 def check_values(trace: Trace) -> None:
     """Looks at the numbers that steer every analysis and raises FormatError for the first one that is wrong.
 
-    Expert ids of a token must be distinct (−1 apart); dispatch offsets must rise, follow one another from pass to pass
-    and end at the number of rows; dispatch tokens must lie in the pass that they belong to. One read of the ids; float
+    Expert ids of a token must be distinct (−1 apart); dispatch offsets must rise and cover all rows but those of token
+    −1, which slots without an expert leave; dispatch tokens must lie in the pass that they belong to. One read of the ids; float
     data are not touched.
     """
     for layer in trace.moe_layers:
@@ -393,15 +394,17 @@ def _check_ids(layer: int, ids: Array) -> None:
 def _check_dispatch(layer: int, offsets: Array, tokens: Array, passes: list[tuple[int, int]]) -> None:
     name = f"layers.{layer}.moe.dispatch"
     flat = offsets.astype(np.int64).ravel()
-    joined = (offsets[1:, 0] == offsets[:-1, -1]).all() if len(offsets) else True
-    if (
-        (np.diff(flat) < 0).any()
-        or not joined
-        or (flat[0] if flat.size else 0) != 0
-        or (flat[-1] if flat.size else 0) != len(tokens)
-    ):
+    if flat.size and (flat[0] < 0 or (np.diff(flat) < 0).any() or flat[-1] > len(tokens)):
         raise FormatError(f"{name}.offsets must rise from 0 to {len(tokens)}, each pass where the one before it ended")
+    unused = np.ones(len(tokens), bool)
     for (start, stop), row in zip(passes, offsets, strict=True):
-        rows = tokens[int(row[0]) : int(row[-1])]
+        used = slice(int(row[0]), int(row[-1]))
+        rows, unused[used] = tokens[used], False
         if rows.size and (rows.min() < start or rows.max() >= stop):
             raise FormatError(f"{name}.tokens name rows outside their pass [{start}, {stop})")
+    if (tokens[unused] != -1).any():
+        raise FormatError(
+            f"{name}.offsets must cover the {len(tokens)} rows of dispatch.tokens without a gap; they leave out row "
+            f"{int(np.flatnonzero(unused & (tokens != -1))[0])}, and only a row of token −1 (of a slot without an "
+            "expert) can be left out"
+        )

@@ -240,6 +240,16 @@ class TestValues:
         with pytest.raises(FormatError, match="dispatch"):
             check_values(make(PACKED | {f"{PREFIX}.offsets": np.array(offsets)}))
 
+    def test_rows_of_slots_without_an_expert_lie_between_the_passes(self) -> None:
+        """Pass 0 with one slot of token 0 unused, pass 1 with one of token 2: their rows name token −1."""
+        tokens = np.array([0, 1, 1, -1, 2, -1], np.int32)
+        offsets = np.array([[0, 0, 2, 3, 3], [4, 5, 5, 5, 5]])
+        trace = make(PACKED | {f"{PREFIX}.tokens": tokens, f"{PREFIX}.offsets": offsets})
+        check_values(trace)
+        assert trace.expert_rows(1, 3)["tokens"].tolist() == []
+        assert trace.expert_rows(1, 0)["tokens"].tolist() == [2]
+        assert trace["layers.1.moe.experts.1.tokens"].tolist() == []
+
 
 def test_an_empty_trace_is_a_trace() -> None:
     """No tokens, or no layer with experts: everything answers, nothing crashes."""
