@@ -367,8 +367,8 @@ def check_values(trace: Trace) -> None:
     """Looks at the numbers that steer every analysis and raises FormatError for the first one that is wrong.
 
     Expert ids of a token must be distinct (−1 apart); dispatch offsets must rise and cover all rows but those of token
-    −1, which slots without an expert leave; dispatch tokens must lie in the pass that they belong to. One read of the ids; float
-    data are not touched.
+    −1, which slots without an expert leave; dispatch tokens must lie in the pass that they belong to. One read of the
+    ids; float data are not touched.
     """
     for layer in trace.moe_layers:
         ids = trace.get(f"layers.{layer}.moe.expert_ids")
