@@ -67,10 +67,12 @@ class Runs:
     def __init__(self, folder: Path):
         self.folder, self.pool, self.futures = folder, ThreadPoolExecutor(2), {}
 
-    def start(self, path: Path, rows, split=at_once, generate=0, isa=None, threads=1, capture=EVERYTHING) -> Future:
+    def start(
+        self, path: Path, rows, split=at_once, generate=0, isa=None, threads=1, capture=EVERYTHING, stepped=False
+    ) -> Future:
         """`rows`: one list of ids per session. Returns at once; `.result()` waits."""
         sessions = [{"ids": split(ids), "generate": generate, "seed": seed} for seed, ids in enumerate(rows)]
-        plan = {"path": str(path), "capture": capture, "threads": threads, "sessions": sessions}
+        plan = {"path": str(path), "capture": capture, "threads": threads, "stepped": stepped, "sessions": sessions}
         text = json.dumps(plan)
         if (text, isa) not in self.futures:
             self.futures[text, isa] = self.pool.submit(self.run, text, isa)
@@ -112,6 +114,8 @@ SETTINGS: dict[str, dict] = {
     "3 threads": {"threads": 3},
     "prompt token by token": {"split": one_by_one},
     "prompt in random chunks": {"split": random_chunks},
+    "prompt stage by stage": {"stepped": True},
+    "random chunks stage by stage, 3 threads": {"stepped": True, "split": random_chunks, "threads": 3},
     **{f"captures {name}": {"capture": capture} for name, capture in CAPTURES.items()},
 }
 
@@ -134,6 +138,11 @@ def bundled(runs: Runs, **options) -> Future:
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_code_path_gives_the_same_bytes_over_eight_generated_sessions(runs, isa, capsys):
     other_paths(runs, isa, capsys, lambda **options: bundled(runs, **options))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_code_path_gives_the_same_bytes_stage_by_stage(runs, isa, capsys):
+    other_paths(runs, isa, capsys, lambda **options: runs.start(BUNDLED, prompts(N_PROMPT), stepped=True, **options))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

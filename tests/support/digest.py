@@ -1,7 +1,8 @@
 """Run sessions in a process of their own and print one hash per tap: `python digest.py < plan.json > result.json`.
 
-The plan: `path` of a checkpoint, `capture`, `threads`, and `sessions`, each with `ids` (a list of chunks, every chunk
-one pass), `generate` (how many tokens more) and `seed`. COLIBRI_ISA is set for the process when a code path is forced.
+The plan: `path` of a checkpoint, `capture`, `threads`, `stepped` (chunks run stage by stage), and `sessions`, each with
+`ids` (a list of chunks, every chunk one pass), `generate` (how many tokens more) and `seed`. COLIBRI_ISA is set for the
+process when a code path is forced.
 The result: the code path in force, and per session its ids and the sha256 of every tap's bytes.
 
 What is hashed is the answer, not its accidents: every NaN counts as 0x7FC00000, and the rows of an expert are put in
@@ -51,7 +52,10 @@ def main() -> None:
         n_tokens = sum(map(len, wanted["ids"])) + wanted["generate"]
         session = model.session(capture=plan["capture"], threads=plan["threads"], max_tokens=n_tokens)
         for chunk in wanted["ids"]:
-            session.feed(chunk)
+            if plan["stepped"]:
+                session.stepper(chunk, chunk=None).finish()
+            else:
+                session.feed(chunk)
         for _ in session.generate(wanted["generate"], temperature=1.0, seed=wanted["seed"], stop_ids=()):
             pass
         hashes = {path: hashlib.sha256(canonical(tap)).hexdigest() for path, tap in taps(session).items()}
