@@ -114,8 +114,7 @@ SETTINGS: dict[str, dict] = {
     "3 threads": {"threads": 3},
     "prompt token by token": {"split": one_by_one},
     "prompt in random chunks": {"split": random_chunks},
-    "prompt stage by stage": {"stepped": True},
-    "random chunks stage by stage, 3 threads": {"stepped": True, "split": random_chunks, "threads": 3},
+    "random chunks stage by stage": {"stepped": True, "split": random_chunks, "threads": 2},
     **{f"captures {name}": {"capture": capture} for name, capture in CAPTURES.items()},
 }
 
