@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from colibri_lab.trace import Trace
     from colibri_lab.trace_file import load_trace
     from colibri_lab.widgets.explorer import RoutingExplorer
+    from colibri_lab.widgets.stepper import TokenStepper
 
 __all__ = [
     "ArgumentError",
@@ -70,6 +71,7 @@ __all__ = [
     "TapError",
     "Tape",
     "Token",
+    "TokenStepper",
     "Tokenizer",
     "Trace",
     "UnsupportedError",
@@ -89,7 +91,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
     "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "_doctor", "nan": "nan",
-    "RoutingExplorer": "widgets.explorer", "routing": "routing", "testing": "testing", "show_progress": "progress",
+    "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper", "routing": "routing",
+    "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
 }  # fmt: skip
 

@@ -43,6 +43,7 @@ class TapTable:
         self.kinds = kinds
         self.config = config
         self._by_path = {kind.path: number for number, kind in enumerate(kinds)}
+        self._found: dict[str, Place] = {}
         every = range(config.num_hidden_layers)
         moe = config.moe_layers
         self._layers: dict[str, Sequence[int]] = {
@@ -50,15 +51,15 @@ class TapTable:
             "dense": [layer for layer in every if layer not in set(moe)],
         }  # fmt: skip
 
-    def places(self, experts: bool = True) -> Iterator[tuple[str, Place]]:
+    def places(self, experts: bool = True, layers: Sequence[int] | None = None) -> Iterator[tuple[str, Place]]:
         """Every tap of the model with its path: the embedding, layer by layer, the end. `experts`: those of single ones
-        as well.
+        as well. `layers`: of these alone; None means all.
         """
         scopes = [kind.scope for kind in self.kinds]
         first = next((n for n, scope in enumerate(scopes) if scope != "model"), len(scopes))
         before, after = range(first), [n for n in range(first, len(scopes)) if scopes[n] == "model"]
         yield from ((self.kinds[n].path, Place(n, -1, -1)) for n in before)
-        for layer in self._layers["layer"]:
+        for layer in self._layers["layer"] if layers is None else layers:
             for n in range(first, len(scopes)):
                 if scopes[n] != "model" and layer in self._layers[scopes[n]]:
                     path = self.kinds[n].path.replace("{l}", str(layer))
@@ -75,6 +76,8 @@ class TapTable:
         """
         if not isinstance(path, str):
             raise TapError(f"a tap path is a text such as 'layers.0.moe.gates'; this is {path!r:.80}")
+        if path in self._found:
+            return self._found[path]
         layer, expert = _LAYER.search(path), _EXPERT.search(path)
         general = _LAYER.sub("layers.{l}.", path)
         general = _EXPERT.sub(".experts.{e}.", general)
@@ -85,6 +88,7 @@ class TapTable:
             raise TapError(f"no tap has the path '{path}'{nearest(path, known)}")
         place = Place(kind, int(layer[1]) if layer else -1, int(expert[1]) if expert else -1)
         self._check(place)
+        self._found[path] = place
         return place
 
     def _check(self, place: Place) -> None:

@@ -151,7 +151,7 @@ class Stepper(Steering):
 
     # ---- go ----
 
-    def step(self, unit: str = "stage") -> Where:
+    def step(self, unit: str = "stage", progress: Progress = None) -> Where:
         """On by one "stage", "expert", "layer" or "token" (to the end of the pass).
 
         "expert" stops after the next expert, "layer" after the next residual (after the last layer: the logits); when
@@ -162,7 +162,7 @@ class Stepper(Steering):
         with walk.entered():
             if walk.at_end:
                 raise StopIteration("the walk is at its end; back() goes back")
-            with self._bar(None) as report:
+            with self._bar(progress) as report:
                 while walk.advance(report).stage not in ends and not walk.at_end:
                     pass
         return self.where
@@ -278,7 +278,8 @@ class Stepper(Steering):
                 path: walk.read(path) for path in ("norm", "logits") if path in walk.session.tape
             }  # fmt: skip
         out: dict[str, Array] = {}
-        for path, tap in walk.session.model._taps.places():
+        layers = [number for number in (layer - 1, layer) if number >= 0]
+        for path, tap in walk.session.model._taps.places(layers=layers):
             near = tap.layer == layer if layer >= 0 else tap.layer < 0
             enters = path == "embed" if layer <= 0 else path == f"layers.{layer - 1}.output"
             if not (near or enters) or not walk.is_written(path):

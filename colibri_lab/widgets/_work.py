@@ -66,6 +66,10 @@ class Work:
             left = round((now - self._started) * (total - done) / done) if done else 0
             self._tell({"state": "working", "text": self._what, "done": done, "total": total, "seconds_left": left})
 
+    def hear(self, share: float) -> None:
+        """The same for a share of the whole, 0 to 1."""
+        self.report(round(1000 * share), 1000)
+
 
 def short(text: str) -> str:
     """The beginning of a prompt, in quotes, on one line."""

@@ -37,6 +37,15 @@ def test_the_cividis_table_is_matplotlibs() -> None:
     assert np.array_equal(palette.cividis(), np.round(colormaps["cividis"](np.arange(256))[:, :3] * 255))
 
 
+def test_the_signed_table_is_matplotlibs() -> None:
+    """65 colours of PuOr_r: negative is purple, zero is near white."""
+    from matplotlib import colormaps
+
+    table = "".join(re.findall(r'^  "([0-9a-f]+)"', static_text("stepper", "signed.js"), flags=re.MULTILINE))
+    ours = np.frombuffer(bytes.fromhex(table), np.uint8).reshape(65, 3)
+    assert np.array_equal(ours, np.round(colormaps["PuOr_r"](np.linspace(0, 1, 65))[:, :3] * 255))
+
+
 def test_python_and_the_browser_use_the_same_expert_colours() -> None:
     """The light theme's eight colours and the grey of the rest."""
     assert js_list("light") == list(palette.EXPERTS)

@@ -1,0 +1,237 @@
+// The view: the moment that is shown, parts that draw it, and messages with Python.
+// A model gives get, set, save_changes, on, off and send; a saved page passes a small stand-in with the data in it (see html.py).
+import { watchKernel } from "../common/kernel.js";
+import { download, watchTheme } from "../common/page.js";
+import { isDark, makePalette } from "../common/palette.js";
+import { Actions } from "./actions.js";
+import { Moment } from "./moment.js";
+import { Recorded } from "./recorded.js";
+import { stopSentence } from "./words.js";
+import { passMap } from "./pass_map.js";
+import { flowPicture } from "./flow.js";
+import { breakpointList, changeList, changesRemark, watchList } from "./lists.js";
+import { bufferDetail, bufferTable, defaultBuffer } from "./buffers.js";
+import { Comparison, forkPanel } from "./fork_view.js";
+import { routingEditor } from "./editor.js";
+import { buildShell } from "./shell.js";
+import { keyboard } from "./keyboard.js";
+import { patch, twin } from "./dom.js";
+import { showWork } from "./work_state.js";
+
+const WIDE = 1056; // from here on the aggregator stands beside the experts
+let views = 0;
+
+class StepperView extends Actions {
+  constructor(model, root) {
+    super();
+    this.model = model;
+    this.root = root;
+    this.uid = `cls${++views}-${Math.random().toString(36).slice(2, 8)}`;
+    this.view = { uid: this.uid, moment: null, token: 0, buffer: null, cursor: null, editing: null, comparison: null, live: true };
+    this.recorded = new Recorded();
+    this.page = Boolean(model.get("_page"));
+    this.kernel = "idle";
+    this.draws = this.sent = this.answered = 0;
+    root.classList.add("clb", "stepper");
+    this.parts = buildShell(root, this.uid);
+    this.listen();
+    this.setTheme();
+    this.showUnit();
+    this.showState();
+    model.send({ kind: "ready" });
+  }
+
+  // ---- from outside ----
+
+  listen() {
+    const { model, root, parts } = this;
+    this.leave = [];
+    const on = (name, handler) => {
+      model.on(name, handler);
+      this.leave.push(() => model.off(name, handler));
+    };
+    on("msg:custom", (content, buffers) => this.receive(content, buffers || []));
+    on("change:_status", () => this.showState());
+    on("change:unit", () => this.showUnit());
+    on("change:selection", () => this.adopt());
+    const size = new ResizeObserver(() => this.resize());
+    size.observe(root);
+    this.leave.push(watchTheme(() => this.setTheme()), () => size.disconnect());
+    this.leave.push(watchKernel(model, (state) => this.kernelIs(state)));
+    root.addEventListener("keydown", keyboard(parts, this.acts()));
+    root.addEventListener("click", (event) => this.clicked(event));
+  }
+
+  receive(content, buffers) {
+    const { view, parts } = this;
+    if (content.kind === "head") {
+      this.head = content;
+      parts.facts.textContent = content.title;
+    } else if (content.kind === "frame" && this.head) this.take(new Moment(this.head, content, buffers));
+    else if (content.kind === "compared") {
+      view.comparison = new Comparison(content, buffers);
+      this.paintFork();
+    } else if (content.kind === "html") {
+      download(content.name, content.text);
+      this.tell(`Saved as ${content.name}.`);
+    } else if (content.kind === "done") {
+      this.answered = content.number;
+      this.showState();
+      if (this.again) {
+        const act = this.again;
+        this.again = null;
+        this.press(act);
+      }
+    }
+  }
+
+  take(moment) {
+    const { view } = this;
+    if (this.page) {
+      this.recorded.add(moment);
+      if (this.soon) return;
+      this.soon = requestAnimationFrame(() => {
+        this.soon = null;
+        this.showMoment(this.recorded.now, false);
+      });
+      return;
+    }
+    const moved = view.moment && JSON.stringify(view.moment.place) !== JSON.stringify(moment.place);
+    this.showMoment(moment, moved);
+  }
+
+  showMoment(moment, moved) {
+    const { view } = this;
+    view.moment = moment;
+    view.token = moment.look.token;
+    if (moved) view.cursor = null;
+    if (view.editing && (moved || view.editing.sent)) view.editing = null;
+    if (!moment.facts.buffers.some((b) => b.path === view.buffer) || moved) view.buffer = defaultBuffer(moment.facts.buffers);
+    this.moved = moved;
+    this.paint();
+  }
+
+  // A selection that Python made: its frame follows and brings everything; the token is shown at once.
+  adopt() {
+    const { view } = this;
+    const wish = this.model.get("selection");
+    if (!view.moment || this.page) return;
+    const [first, stop] = view.moment.facts.window;
+    if (wish.layer === view.moment.layer && wish.token >= first && wish.token < stop && wish.token !== view.token) {
+      view.token = wish.token;
+      this.paint();
+    }
+  }
+
+  // ---- drawing ----
+
+  setTheme() {
+    const theme = isDark(this.root) ? "dark" : "light";
+    if (this.root.dataset.theme === theme && this.view.palette) return;
+    this.root.dataset.theme = theme;
+    this.view.palette = makePalette(this.root);
+    requestAnimationFrame(() => {
+      this.view.palette = makePalette(this.root); // the host's own colours follow its theme a moment later
+      this.paint();
+    });
+  }
+
+  resize() {
+    if (this.root.clientWidth !== this.width) this.paint();
+  }
+
+  paint() {
+    const { view, parts } = this;
+    if (!view.moment || !this.root.isConnected) return;
+    view.live = this.able();
+    view.slots = view.moment.slots;
+    this.width = this.root.clientWidth;
+    const { facts } = view.moment;
+    parts.body.hidden = false;
+    patch(parts.say, stopSentence(view));
+    this.paintMap();
+    patch(parts.breaks, breakpointList(facts.breakpoints, view.live));
+    patch(parts.watches, watchList(facts.watches, view.live));
+    patch(parts.changes, changeList(facts.run.edits, view.live));
+    parts.whose.textContent = changesRemark(facts.run.edits, facts.run.forked);
+    parts.forks.hidden = !facts.run.forked;
+    this.paintFlow();
+    this.paintBuffers();
+    this.paintFork();
+    parts.code.textContent = facts.code;
+    patch(parts.twins, twin(view));
+    this.showState();
+    this.root.dataset.drawn = ++this.draws;
+    this.root.dataset.place = [facts.place.layer, facts.place.stage, facts.place.expert].filter((v) => v !== null).join(" ");
+  }
+
+  paintMap() {
+    const { view, parts } = this;
+    const [done, all] = view.moment.progress();
+    const passes = this.head.passes.length;
+    const number = this.head.passes.findIndex(([start]) => start === view.moment.facts.rows[0]) + 1;
+    const kept = this.page ? ` · moment ${this.recorded.at + 1} of ${this.recorded.moments.length} kept` : "";
+    parts.count.textContent = `${done} of ${all} stages done${passes > 1 ? `, pass ${number} of ${passes}` : ""}${kept}`;
+    patch(parts.map, passMap(view, Math.max(300, parts.map.clientWidth || 458)));
+    const at = view.cursor ?? view.moment.place;
+    parts.map.setAttribute("aria-label", `Map of the forward pass. ${view.cursor ? "Cell" : "Stopped after"} ${at.stage ?? "nothing yet"}${at.layer === null || at.layer === undefined ? "" : `, layer ${at.layer}`}. Arrows move, Enter goes there, B sets a breakpoint.`);
+  }
+
+  paintFlow() {
+    const { view, parts } = this;
+    const { moment } = view;
+    parts.flowtitle.textContent = `Layer ${moment.layer}, from router to aggregator`;
+    parts.flow.setAttribute("aria-label", `Layer ${moment.layer}, token ${view.token}. Up and down choose another token, E edits.`);
+    patch(parts.flowtools, view.live && moment.ids(view.token) ? `<button type="button" class="btn low" data-act="editrouting" data-lm-suppress-shortcuts="true">Edit token ${view.token}<kbd>E</kbd></button>` : "");
+    const editing = view.editing?.kind === "routing";
+    parts.editor.hidden = !editing;
+    patch(parts.editor, editing ? routingEditor(view) : "");
+    patch(parts.picture, flowPicture(view, this.width >= WIDE));
+    parts.picture.classList.toggle("moved", Boolean(this.moved));
+    this.moved = false;
+  }
+
+  paintBuffers() {
+    patch(this.parts.table, bufferTable(this.view));
+    patch(this.parts.detail, bufferDetail(this.view));
+  }
+
+  paintFork() {
+    const { view, parts } = this;
+    if (!view.moment) return;
+    if (!view.moment.facts.run.forked) view.comparison = null;
+    patch(parts.forkpanel, forkPanel(view));
+    const own = view.moment.facts.run.edits.filter(([run]) => run === "fork");
+    parts.forkwords.textContent = own.length ? own.at(-1)[1] : "";
+  }
+
+  // ---- states ----
+
+  kernelIs(state) {
+    this.kernel = state;
+    if (state === "gone" || state === "page") this.view.live = false;
+    this.showState();
+    if (this.view.moment) this.paint();
+  }
+
+  showUnit() {
+    for (const node of this.parts.units) node.setAttribute("aria-pressed", String(node.dataset.unit === this.unit));
+  }
+
+  showState() {
+    showWork(this);
+  }
+
+  close() {
+    for (const leave of this.leave) leave();
+  }
+}
+
+function render({ model, el }) {
+  const root = document.createElement("div");
+  el.appendChild(root);
+  const stepper = new StepperView(model, root);
+  return () => stepper.close();
+}
+
+export default { render };
