@@ -34,7 +34,7 @@ from colibri_lab.errors import (
 )
 
 if TYPE_CHECKING:
-    from colibri_lab import nan, routing, testing
+    from colibri_lab import exercises, nan, routing, testing
     from colibri_lab._doctor import doctor
     from colibri_lab.compare import Comparison
     from colibri_lab.conditions import ConditionError
@@ -77,6 +77,7 @@ __all__ = [
     "UnsupportedError",
     "Where",
     "doctor",
+    "exercises",
     "load_trace",
     "nan",
     "open",
@@ -94,6 +95,7 @@ _LAZY = {
     "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper", "routing": "routing",
     "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
+    "exercises": "exercises",
 }  # fmt: skip
 
 
