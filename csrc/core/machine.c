@@ -56,7 +56,7 @@ void machine_begin(machine *m, colibri_progress progress, void *user, double don
 
 bool machine_go_on(machine *m, int thread, int64_t work)
 {
-    if (thread == 0 && m->progress != NULL) {
+    if (thread == 0 && m->progress != NULL && !machine_stopped(m)) {
         m->unseen_work += work;
         if (m->unseen_work >= WORK_PER_LOOK || m->interval_ns == 0) {
             m->unseen_work = 0;

@@ -16,6 +16,10 @@
 
 #define atomic_exchange(object, value) __atomic_exchange_n(object, value, __ATOMIC_ACQ_REL)       /* returns the old value */
 
+/* Whether the object had the value `old`; then it has `new` now. */
+#define atomic_exchange_if(object, old, new)                                                                                     \
+    __atomic_compare_exchange_n(object, &(__typeof__(*(object))){old}, new, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)
+
 /* Tells the CPU that this thread only waits. */
 static inline void cpu_relax(void)
 {

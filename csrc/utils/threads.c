@@ -1,8 +1,10 @@
 /* threads.c: persistent workers that wait by spinning first and sleeping later.
  *
- * One run is one generation. The caller writes the task, raises `generation`, takes the first part itself and waits until
- * `unfinished` is 0. A pass of the engine runs hundreds of short tasks a token apart by microseconds, so both sides spin for a
- * moment; a pool that nobody uses sleeps on a condition variable and costs nothing. */
+ * One run is one generation. The caller writes the task, raises `generation`, takes the first part itself, then every part that
+ * its worker has not begun (the system may run something else on that CPU), and waits until `unfinished` is 0. A part belongs to
+ * whoever moves its `claimed` from the generation before to this one; the others leave the task alone, for it may be over. A pass
+ * of the engine runs hundreds of short tasks a token apart by microseconds, so both sides spin for a moment; a pool that nobody
+ * uses sleeps on a condition variable and costs nothing. */
 #include "threads.h"
 
 #include <errno.h>
@@ -18,7 +20,8 @@ enum { SPINS = 2000 }; /* pauses before sleeping: 30 to 100 microseconds, longer
 typedef struct worker {
     threads *pool;
     pthread_t handle;
-    int thread; /* 1 .. count - 1 */
+    int thread;  /* 1 .. count - 1: its scratch, and its part of a task */
+    unsigned claimed; /* atomic: the last generation whose part somebody has taken */
 } worker;
 
 struct threads {
@@ -28,8 +31,8 @@ struct threads {
 
     pthread_mutex_t mutex;
     pthread_cond_t started, finished;
-    int generation; /* atomic, and so are the next three */
-    int unfinished; /* workers still in this generation */
+    unsigned generation; /* atomic, and so are the next three; it may wrap round */
+    int unfinished; /* parts of this generation that are not done; the caller's own does not count */
     int asleep;     /* workers that wait on `started`, or are about to; changed under the mutex, as the next */
     int caller_asleep;
 
@@ -53,15 +56,21 @@ static void count_forks(void)
     pthread_atfork(NULL, NULL, count_fork);
 }
 
-static void run_part(const threads *pool, int thread)
+/* Runs a part on the scratch of `thread`. */
+static void run_part(const threads *pool, int part, int thread)
 {
     int64_t share = pool->n / pool->count, rest = pool->n % pool->count; /* the first `rest` parts hold one more */
-    int64_t first = thread * share + (thread < rest ? thread : rest), last = first + share + (thread < rest);
+    int64_t first = part * share + (part < rest ? part : rest), last = first + share + (part < rest);
     if (first < last)
         pool->work(pool->argument, first, last, thread);
 }
 
-static void wait_for_task(threads *pool, int seen)
+static bool claim(worker *w, unsigned generation)
+{
+    return atomic_load_acquire(&w->claimed) == generation - 1 && atomic_exchange_if(&w->claimed, generation - 1, generation);
+}
+
+static void wait_for_task(threads *pool, unsigned seen)
 {
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_acquire(&pool->generation) != seen)
@@ -95,11 +104,14 @@ static void *serve(void *argument)
 {
     worker *self = argument;
     threads *pool = self->pool;
-    for (int seen = 0;; seen++) {
+    for (unsigned seen = 0;;) {
         wait_for_task(pool, seen);
+        seen = atomic_load_acquire(&pool->generation);
+        if (!claim(self, seen))
+            continue;
         if (pool->work == NULL)
             return NULL;
-        run_part(pool, self->thread);
+        run_part(pool, self->thread, self->thread);
         if (atomic_add(&pool->unfinished, -1) == 0 && atomic_load(&pool->caller_asleep) != 0) {
             pthread_mutex_lock(&pool->mutex);
             pthread_cond_signal(&pool->finished);
@@ -208,10 +220,15 @@ void threads_run(threads *pool, threads_work work, void *argument, int64_t n)
         pool->argument = argument;
         pool->n = n;
         for (int thread = 0; thread < pool->count; thread++)
-            run_part(pool, thread);
+            run_part(pool, thread, thread);
         return;
     }
     start_generation(pool, work, argument, n);
-    run_part(pool, 0);
+    run_part(pool, 0, 0);
+    for (int part = 1; part < pool->count; part++)
+        if (claim(&pool->workers[part], pool->generation)) {
+            run_part(pool, part, 0);
+            atomic_add(&pool->unfinished, -1);
+        }
     wait_for_workers(pool);
 }

@@ -1,7 +1,8 @@
 /* threads.h: a small pool of persistent workers with a static partition.
  *
  * run(pool, work, argument, n) splits 0 <= i < n into one contiguous range per thread and calls work(argument, first, last,
- * thread) on each; the caller's thread is thread 0 and takes part. It returns when all are done. The partition depends only on n
+ * thread) on each; the caller's thread is thread 0 and takes part, also of ranges whose thread the system does not run at the
+ * moment: `thread` says whose scratch is free, not which range it is. It returns when all are done. The partition depends only on n
  * and the thread count; results may not depend on it at all. A part may be empty; then work is not called for it. A pool is used
  * by one caller at a time.
  *

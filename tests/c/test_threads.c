@@ -14,15 +14,15 @@ enum { MOST = 1000 };
 
 typedef struct tally {
     int touched[MOST];
-    int64_t first[COLIBRI_MAX_THREADS], last[COLIBRI_MAX_THREADS];
+    int64_t size[MOST]; /* of the part that begins here */
 } tally;
 
 static void touch(void *argument, int64_t first, int64_t last, int thread)
 {
     tally *t = argument;
     CHECK(first < last);
-    t->first[thread] = first;
-    t->last[thread] = last;
+    CHECK(thread >= 0 && thread < COLIBRI_MAX_THREADS);
+    t->size[first] = last - first;
     for (int64_t i = first; i < last; i++)
         t->touched[i]++;
 }
@@ -34,12 +34,10 @@ static void check_run(threads *pool, int64_t n)
     threads_run(pool, touch, &t, n);
     for (int64_t i = 0; i < MOST; i++)
         CHECK(t.touched[i] == (i < n));
-    int64_t at = 0; /* contiguous, in the order of threads, sizes differing by at most one */
-    for (int thread = 0; thread < threads_count(pool); thread++) {
-        int64_t size = t.last[thread] - t.first[thread];
-        CHECK(size == 0 || t.first[thread] == at);
-        CHECK(size == n / threads_count(pool) || size == n / threads_count(pool) + 1);
-        at += size;
+    int64_t parts = n <= 1 ? 1 : threads_count(pool), at = 0; /* contiguous, sizes differing by at most one */
+    while (at < n && t.size[at] > 0) {
+        CHECK(t.size[at] == n / parts || t.size[at] == n / parts + 1);
+        at += t.size[at];
     }
     CHECK(at == n);
 }
@@ -51,6 +49,37 @@ static threads *pool_of(int count)
     CHECK_OK(threads_create(count, &pool, &message), message);
     CHECK(threads_count(pool) == count);
     return pool;
+}
+
+typedef struct shares {
+    int part_of[COLIBRI_MAX_THREADS]; /* how many parts each thread ran */
+    int64_t n;
+} shares;
+
+static void count_parts(void *argument, int64_t first, int64_t last, int thread)
+{
+    shares *s = argument;
+    (void)first;
+    (void)last;
+    s->part_of[thread]++;
+}
+
+/* Workers that sleep, or that the system does not run, do not hold up the caller: it does their parts. */
+static void test_the_caller_takes_the_parts_that_nobody_has_begun(void)
+{
+    threads *pool = pool_of(4);
+    int by_caller = 0;
+    for (int run = 0; run < 2000; run++) {
+        shares s = {{0}, 4};
+        threads_run(pool, count_parts, &s, s.n);
+        int parts = 0;
+        for (int thread = 0; thread < 4; thread++)
+            parts += s.part_of[thread];
+        CHECK(parts == 4);
+        by_caller += s.part_of[0] - 1;
+    }
+    CHECK(by_caller > 0); /* tasks of nothing: some part is always faster done than handed over */
+    threads_free(pool);
 }
 
 static void test_every_index_is_visited_once(void)
@@ -229,6 +258,7 @@ static void test_H2_the_environment_overrides_both_and_a_wrong_number_is_refused
 int main(void)
 {
     RUN(test_every_index_is_visited_once);
+    RUN(test_the_caller_takes_the_parts_that_nobody_has_begun);
     RUN(test_many_short_runs_see_each_others_results);
     RUN(test_a_pool_that_fell_asleep_wakes_up);
     RUN(test_the_caller_waits_for_a_slow_worker);
