@@ -1,9 +1,9 @@
 """Claim: threads cost little, also when they are not alone.
 
 A pass hands hundreds of short tasks to the threads of the engine and waits for all of them each time. Alone: the time
-of a task beyond that of its longest part (c/barrier.c on the engine's own objects; many batches, of which the median counts, because
-a batch in which the system takes a thread away is no figure of the engine). Beside another process that keeps one CPU
-busy: two threads against one, where a waiting thread that only spins would lose most.
+of a task beyond that of its longest part (c/barrier.c on the engine's own objects; many batches, of which the median
+counts, because a batch in which the system takes a thread away is no figure of the engine). Beside another process that
+keeps one CPU busy: two threads against one, where a waiting thread that only spins would lose most.
 """
 
 from __future__ import annotations
