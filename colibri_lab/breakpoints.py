@@ -41,7 +41,7 @@ class Breakpoints(Mapping[str, Breakpoint]):
             taken = [int(known) for known in self._points if known.isdecimal()]
             name = str(max(taken, default=0) + 1)
         if not isinstance(name, str) or not name or name in self._points:
-            why = "is taken" if name in self._points else "is no name"
+            why = "is taken" if isinstance(name, str) and name else "is no name"
             raise ArgumentError(f"{name!r:.80} {why}; breakpoints have distinct texts as names")
         self._points[name] = Breakpoint(name, condition)
         self._parsed[name] = parsed
@@ -60,7 +60,7 @@ class Breakpoints(Mapping[str, Breakpoint]):
         self._points[self._known(name)].enabled = False
 
     def _known(self, name: str) -> str:
-        if name not in self._points:
+        if not isinstance(name, str) or name not in self._points:
             raise ArgumentError(f"there is no breakpoint {name!r:.80}{nearest(str(name), self._points)}")
         return name
 
@@ -72,12 +72,10 @@ class Breakpoints(Mapping[str, Breakpoint]):
         """One more hit."""
         self._points[name].hits += 1
 
-    def copy(self) -> Breakpoints:
-        """The same breakpoints, with no hits yet."""
-        other = Breakpoints(self._check)
+    def copy_to(self, other: Breakpoints) -> None:
+        """The same breakpoints there, with no hits yet."""
         other._points = {name: replace(point, hits=0) for name, point in self._points.items()}
         other._parsed = dict(self._parsed)
-        return other
 
     def __getitem__(self, name: str) -> Breakpoint:
         return self._points[self._known(name)]

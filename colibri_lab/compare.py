@@ -88,14 +88,18 @@ class _Run:
 
 def compare(original: Stepper, fork: Stepper) -> Comparison:
     """See `Stepper.compare`."""
+    if not hasattr(fork, "_walk"):
+        raise ArgumentError(f"compare takes another stepper, such as fork() gives; this is {fork!r:.80}")
     a, b = original._walk, fork._walk
     if a.chunks != b.chunks or a.session._ids[: a.base] != b.session._ids[: b.base] or (a.ids != b.ids).any():
         raise ArgumentError("these two walk through different tokens or passes; compare a stepper with its fork")
     if a.session.model is not b.session.model:
         raise ArgumentError("these two walk through different models; compare a stepper with its fork")
-    with a.entered():
+    with a.alone():
+        a.arrive()
         first = _run(a)
-    with b.entered():
+    with b.alone():
+        b.arrive()
         second = _run(b)
     return _compared(first, second, a.base, original._text_of)
 

@@ -88,8 +88,8 @@ class RoutingEdit(Edit):
 
 @dataclass(frozen=True)
 class RowsEdit(Edit):
-    """A change of the rows of one tap, applied when the stage `at` has run. `argument`: new rows (patch), a factor
-    (scale), or flat places and their values (edit).
+    """A change of the rows of one tap, applied when the stage `at` has run. `argument`: new rows (patch: by token, or
+    as they are of an expert), a factor (scale), or flat places, their values and the shape of the rows (edit).
     """
 
     path: str = ""
@@ -100,24 +100,31 @@ class RowsEdit(Edit):
         """Changes the open rows. Raises ValueError when the rows to put in have another shape than those there."""
         rows = np.array(open_rows.read(self.path))
         if self.kind == "edit":
-            places, values = self.argument
+            places, values, shape = self.argument
+            if rows.shape != shape:
+                raise ValueError(f"{self.code}: there are rows {rows.shape}, and {shape} when they were edited")
             rows.reshape(-1)[places] = values
         else:
-            chosen = self.rows(open_rows.tokens_of(self.path))
-            change(rows, chosen, self)
+            change(rows, open_rows.tokens_of(self.path), self)
         open_rows.write(self.path, rows)
 
 
-def change(rows: Array, chosen: NDArray[np.int64], edit: RowsEdit | RoutingEdit) -> None:
-    """Patches or scales the chosen rows, in place."""
+def change(rows: Array, tokens: NDArray[np.int64], edit: RowsEdit | RoutingEdit) -> None:
+    """Patches or scales, in place, the rows of the tokens that the edit is about; `tokens`: that of each row."""
+    chosen = edit.rows(tokens)
     if edit.kind == "scale":
         with np.errstate(all="ignore"):
             rows[chosen] = rows[chosen] * np.float32(edit.argument)
         return
     new = edit.argument
-    if new.shape != rows[chosen].shape:
-        raise ValueError(f"{edit.code}: there are rows {rows[chosen].shape}, and {new.shape} to put in")
-    rows[chosen] = new
+    if isinstance(new, dict):
+        for row in chosen.tolist():
+            rows[row] = new[int(tokens[row])]
+        return
+    try:
+        rows[chosen] = np.broadcast_to(new, rows[chosen].shape)
+    except ValueError:
+        raise ValueError(f"{edit.code}: there are rows {rows[chosen].shape}, and {new.shape} to put in") from None
 
 
 def apply_routing(layer: int, edits: Sequence[RoutingEdit], open_rows: OpenRows, mode: str) -> None:
@@ -134,7 +141,7 @@ def apply_routing(layer: int, edits: Sequence[RoutingEdit], open_rows: OpenRows,
     for edit in edits:
         rows = edit.rows(tokens)
         if edit.kind in ("patch", "scale"):
-            change(logits, rows, edit)
+            change(logits, tokens, edit)
         elif edit.kind == "bias_router":
             with np.errstate(all="ignore"):
                 logits[rows] += edit.argument

@@ -29,6 +29,11 @@ _WRITTEN = {
 _ROUTED = ("router", "dispatcher", "expert", "shared", "aggregator", "residual")
 
 
+def _is_full(path: str) -> bool:
+    """Whether it names its layer, if it has one."""
+    return path in ("embed", "norm", "logits") or path.startswith("layers.")
+
+
 class Moment:
     """The scene (see `colibri_lab.conditions`) of a walk that stands after some stage.
 
@@ -49,7 +54,7 @@ class Moment:
         if place is None:
             return np.empty(0, np.int64)
         if place.expert >= 0:
-            return self._walk.tokens_of(f"layers.{place.layer}.moe.experts.{place.expert}.tokens")
+            return self._walk.sent
         return np.arange(self._stop - 1 if place.stage == "logits" else self._start, self._stop)
 
     def value(self, name: str) -> Any:
@@ -60,7 +65,7 @@ class Moment:
 
     def tap(self, path: str) -> Array | None:
         """The rows of a tap, one for each of `rows()`; None when it is not there now. Raises TapError."""
-        if path in ("embed", "norm", "logits") or path.startswith("layers."):
+        if _is_full(path):
             return self._read(path)
         layer = -1 if self._place is None else self._place.layer
         return self._read(f"layers.{layer}.{path}") if layer in self._walk.layers_with(path) else None
@@ -69,7 +74,10 @@ class Moment:
         """Raises ConditionError for what can never hold, TapError for a tap that the model does not have."""
         expression.check_condition()
         for path in expression.paths:
-            self.tap(path)
+            if _is_full(path):
+                self._walk.tap(path)
+            else:
+                self._walk.layers_with(path)
 
     def _read(self, path: str) -> Array | None:
         tap = self._walk.tap(path)
@@ -83,7 +91,7 @@ class Moment:
         tokens = self.rows()
         if tap.expert >= 0:
             return self._of_expert(path, rows, tokens)
-        if rows.ndim == 0 or len(rows) != self._stop - self._start:  # packed rows, head by head: no row for a token
+        if not self._walk.is_by_token(tap):  # packed rows, head by head: no row for a token
             return None
         return rows if len(tokens) == len(rows) else rows[tokens - self._start]
 

@@ -128,6 +128,7 @@ class Session:
         self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
         self._ids: list[int] = []
         self._edits: list[Edit] = []  # of steppers
+        self._moved_by: object = None  # the mark of the walk that moved it last
         self._held: weakref.WeakValueDictionary[tuple[int, int], Pass] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._process = os.getpid()  # of who came in last
@@ -198,6 +199,7 @@ class Session:
     def reset(self) -> None:
         """Forgets all tokens. Arrays that you hold stay as they are."""
         with self._alone():
+            self._moved_by = None
             self._engine.truncate(0)
             self._edits = []
 
@@ -328,6 +330,8 @@ class Session:
             raise ArgumentError("nothing to feed: give at least one token")
         # Noted before the run and cut to the engine's length when read: an interrupt between two lines parts nothing.
         self._ids[self._engine.length :] = ids.tolist()
+        if self._engine.open_pass() is None:  # else the engine refuses
+            self._moved_by = None
         with shown(progress, len(ids), "tokens", "prefill") as report:
             self._engine.feed(ids, report)
         return self.passes[-1]

@@ -44,7 +44,8 @@ class Steering:
         run, and by going back. Raises NotCapturedError when the session's capture does not keep the buffer; `patch` and
         `scale` then still change it.
         """
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             return self._walk.lend(path)
 
     def patch(self, path: str, array: ArrayLike, tokens: Tokens = None) -> Edit:
@@ -54,20 +55,18 @@ class Steering:
         one) or broadcasts to them. At `moe.router_logits` the routing is decided from the new rows.
         """
         walk = self._walk
-        with walk.entered():
+        with walk.alone():
+            walk.arrive()
             given = tokens
             chosen = self._tokens(tokens)
             if chosen is None:
                 chosen = tuple(range(*self._coming_pass(path)))
             kind = walk.session.model._taps.kinds[walk.tap(path).kind]
-            try:
-                new = np.array(array, dtype=kind.dtype)
-            except (TypeError, ValueError) as error:
-                raise ArgumentError(f"'{path}' takes numbers that {kind.dtype} can hold: {error}") from None
+            new: Any = _numbers(f"'{path}'", array, kind.dtype)
             shape = self._row_shape(path, len(chosen))
             if shape is not None:
                 try:
-                    new = np.array(np.broadcast_to(new, shape))
+                    new = dict(zip(chosen, np.array(np.broadcast_to(new, shape)), strict=True))
                 except ValueError:
                     raise ArgumentError(
                         f"'{path}' has rows of shape {shape} for these tokens; the array has {new.shape}"
@@ -78,10 +77,12 @@ class Steering:
         """Multiplies the rows of a tap by a number, as soon as it is computed. 0 switches off what it carries."""
         if not is_number(factor):
             raise ArgumentError(f"a factor is a number; this is {factor!r:.80}")
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             chosen = self._tokens(tokens)
-            code = _call("scale", path, repr(float(factor)), tokens=tokens)
-            return self._change_rows("scale", path, float(factor), chosen, code)
+            number = float(_numbers("a factor", factor, np.dtype(np.float32)))
+            code = _call("scale", path, repr(number), tokens=tokens)
+            return self._change_rows("scale", path, number, chosen, code)
 
     def force(
         self, layer: int, experts: int | Sequence[int], gates: Sequence[float] | None = None, tokens: Tokens = None
@@ -91,13 +92,14 @@ class Steering:
         `gates` None: by the gate rule from the router's logits. With fewer experts than top_k the other slots stay
         empty (id −1, gate 0).
         """
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             ids = _several(experts)
             for expert in ids:
                 self._walk.session.model._taps.check_expert(_whole("an expert", expert))
             if not 0 < len(ids) <= self._walk.top_k or len(set(ids)) < len(ids):
                 raise ArgumentError(f"force takes 1 to {self._walk.top_k} distinct experts; this is {experts!r:.80}")
-            given = None if gates is None else np.array(gates, np.float32).reshape(-1)
+            given = None if gates is None else _numbers("gates", gates, np.dtype(np.float32)).reshape(-1)
             if given is not None and len(given) != len(ids):
                 raise ArgumentError(f"{len(ids)} experts need as many gates; these are {len(given)}")
             code = _call("force", layer=layer, experts=[int(e) for e in ids], gates=gates, tokens=tokens)
@@ -107,7 +109,8 @@ class Steering:
         """Switches an expert off: it contributes nothing, and the other gates stay as they are. Its slots become empty
         (id −1, gate 0).
         """
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             self._walk.session.model._taps.check_expert(_whole("an expert", expert))
             code = _call("ablate", layer=layer, expert=expert, tokens=tokens)
             return self._change_routing("ablate", layer, int(expert), tokens, code)
@@ -116,15 +119,16 @@ class Steering:
         """Adds to the router's logits before it chooses, as a bias of its weights would: (E,) numbers, or a dict from
         expert to number. Selection and gates both follow.
         """
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             experts = self._walk.session.model.config.num_experts
-            row = np.zeros(experts, np.float32)
             if isinstance(bias, Mapping):
+                row = np.zeros(experts, np.float32)
                 for expert, amount in bias.items():
                     self._walk.session.model._taps.check_expert(_whole("an expert", expert))
-                    row[expert] = amount
+                    row[expert] = _numbers("a bias", amount, row.dtype)
             else:
-                row = np.array(bias, np.float32)
+                row = _numbers("a bias", bias, np.dtype(np.float32))
             if row.shape != (experts,):
                 raise ArgumentError(f"a bias of the router has {experts} numbers; this has the shape {row.shape}")
             shown = {e: round(float(row[e]), 6) for e in np.flatnonzero(row).tolist()}
@@ -139,16 +143,18 @@ class Steering:
         top_k = self._walk.top_k
         if not is_whole(k) or not 1 <= k <= top_k:
             raise ArgumentError(f"k can be 1 to {top_k}, what the model was built for; this is {k!r:.80}")
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             return self._change_routing("set_k", layer, int(k), tokens, _call("set_k", k, layer=layer, tokens=tokens))
 
     def gate_mode(self, mode: str, layer: int | None = None) -> Edit:
         """Another rule for the gates of the chosen experts: "softmax" (over all experts), "softmax_renormalised",
         "softmax_of_chosen" or "raw_logits" (no published model does this). `layer` None: in every layer.
         """
-        if mode not in GATE_MODES:
+        if not isinstance(mode, str) or mode not in GATE_MODES:
             raise ArgumentError(f"there is no gate mode {mode!r:.80}{nearest(str(mode), GATE_MODES)}; {GATE_MODES}")
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             return self._change_routing("gate_mode", layer, mode, None, _call("gate_mode", repr(mode), layer=layer))
 
     def undo(self) -> Edit:
@@ -156,7 +162,8 @@ class Steering:
 
         Raises ArgumentError when nothing was changed.
         """
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             if not self._walk.edits:
                 raise ArgumentError("there is nothing to undo")
             return self._walk.undo()
@@ -165,11 +172,11 @@ class Steering:
 
     def _change_routing(self, kind: str, layer: int | None, argument: Any, tokens: Tokens, code: str) -> Edit:
         walk, taps = self._walk, self._walk.session.model._taps
-        if layer is None:
+        if layer is None and kind in ("set_k", "gate_mode"):
             last = max(walk.session.model.config.moe_layers)
         else:
-            taps.find(f"layers.{_whole('a layer', layer)}.moe.gates")
-            last = layer
+            last = _whole("a layer", layer)
+            taps.find(f"layers.{last}.moe.gates")
         chosen = self._tokens(tokens)
         self._still_to_come(Place("router", last), chosen, f"the routing of layer {last}")
         edit = RoutingEdit(kind, code, walk.now, walk.place, chosen, layer=layer, argument=argument)
@@ -267,14 +274,31 @@ def _several(value: Any) -> list[Any]:
         raise ArgumentError(f"this takes a whole number or a list of them, not {value!r:.80}") from None
 
 
+def _numbers(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
+    """An array of its own. Raises ArgumentError for what is no real number."""
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind in "biuf" or given.dtype.kind == "V":  # V: bfloat16
+            with np.errstate(over="ignore"):
+                return np.array(value, dtype)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ArgumentError(f"{what} takes numbers that {dtype} can hold; this is {value!r:.80}")
+
+
 def _whole(what: str, value: Any) -> int:
     if not is_whole(value):
         raise ArgumentError(f"{what} is a whole number; this is {value!r:.80}")
     return int(value)
 
 
+def _plain(value: Any) -> Any:
+    """As one types it: arrays and NumPy's numbers as Python's."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
 def _call(name: str, *arguments: Any, **named: Any) -> str:
     """The line of Python, without the arguments that are None. The first text is a path."""
     texts = [f'"{arguments[0]}"', *map(str, arguments[1:])] if name in ("patch", "scale") else list(map(str, arguments))
-    texts += [f"{key}={value!r}" for key, value in named.items() if value is not None]
+    texts += [f"{key}={_plain(value)!r}" for key, value in named.items() if value is not None]
     return f"stepper.{name}({', '.join(texts)})"

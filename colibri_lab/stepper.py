@@ -159,7 +159,8 @@ class Stepper(Steering):
         """
         ends = _ends(unit)
         walk = self._walk
-        with walk.entered():
+        with walk.alone():
+            walk.arrive()
             if walk.at_end:
                 raise StopIteration("the walk is at its end; back() goes back")
             with self._bar(progress) as report:
@@ -173,7 +174,8 @@ class Stepper(Steering):
         """
         ends = _ends(unit)
         walk = self._walk
-        with walk.entered():
+        with walk.alone():
+            walk.arrive()
             if not walk.walked:
                 raise StopIteration("the walk is at its start")
             walk.go_to(*self._before(ends))
@@ -198,7 +200,8 @@ class Stepper(Steering):
         wanted = None if condition is None else parse(condition)
         if wanted is not None:
             Moment(walk, self._texts).check(wanted)
-        with walk.entered(), self._bar(progress) as report:
+        with walk.alone(), self._bar(progress) as report:
+            walk.arrive()
             while not walk.at_end:
                 walk.advance(report)
                 if self._stops(wanted):
@@ -225,7 +228,8 @@ class Stepper(Steering):
     def finish(self, progress: Progress = None) -> Where:
         """On to the end of the prompt, past breakpoints. At the end it does nothing."""
         walk = self._walk
-        with walk.entered(), self._bar(progress) as report:
+        with walk.alone(), self._bar(progress) as report:
+            walk.arrive()
             while not walk.at_end:
                 walk.advance(report)
         return self.where
@@ -254,18 +258,21 @@ class Stepper(Steering):
         A live view where the session's capture keeps the tap; else a copy of working memory that the next layer uses
         again. Raises TapError (no such path), ArgumentError (not there yet, or overwritten), NotCapturedError.
         """
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             return self._walk.read(path)
 
     def readers(self, path: str) -> list[str]:
         """The later stages that will still read a tap of this pass, in words; empty when nobody will."""
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             later = ["the attention of later tokens"] if self._walk.later_tokens_read(path) else []
             return [str(place) for place in self._walk.readers_of(path)] + later
 
     def locals(self) -> Locals:
         """The buffers of this moment: what the present layer has written so far in this pass, and what it reads."""
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             return Locals(self._buffers())
 
     def _buffers(self) -> dict[str, Array]:
@@ -303,7 +310,8 @@ class Stepper(Steering):
         A value that differs by token is an array with one entry a row of `where.tokens`' pass; None where it has none.
         """
         parsed = parse(expression)
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             value = parsed.value(Moment(self._walk, self._texts))
         self._watches[expression] = parsed
         return value
@@ -315,7 +323,8 @@ class Stepper(Steering):
 
     def values(self) -> dict[str, Any]:
         """The value of every watch at this place."""
-        with self._walk.entered():
+        with self._walk.alone():
+            self._walk.arrive()
             moment = Moment(self._walk, self._texts)
             return {text: expression.value(moment) for text, expression in self._watches.items()}
 
@@ -327,10 +336,11 @@ class Stepper(Steering):
         What is edited in one is not seen by the other. Edits, breakpoints and watches made so far are in both.
         """
         walk = self._walk
-        with walk.entered():
+        with walk.alone():
+            walk.arrive()
             other = Stepper.__new__(Stepper)
             other._set_up(walk.fork(walk.position))
-        other.breakpoints = self.breakpoints.copy()
+        self.breakpoints.copy_to(other.breakpoints)
         other._watches = dict(self._watches)
         other._found = self._found
         return other
@@ -351,6 +361,6 @@ class Stepper(Steering):
 
 
 def _ends(unit: str) -> frozenset[str]:
-    if unit not in ENDS:
+    if not isinstance(unit, str) or unit not in ENDS:
         raise ArgumentError(f"a step is one of {', '.join(map(repr, ENDS))}; this is {unit!r:.80}")
     return ENDS[unit]

@@ -6,9 +6,10 @@ were made, so the bytes are those of a straight run.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ class _Lent:
 
 
 class Walk:
-    """A prompt on its way through a session. Methods are called within `entered()`.
+    """A prompt on its way through a session. Methods are called within `alone()`, after `arrive()`.
 
     `chunks` are the token rows (start, stop) of each pass; `walked[i]` the stages that pass i has completed, one list
     for each pass begun.
@@ -61,27 +62,37 @@ class Walk:
         self.top_k: int = session.model.config["top_k"]
         self._layers_with: dict[str, list[int]] = {}
         self._lent: list[_Lent] = []
-        self._settled = True
+        self.sent: NDArray[np.int64] = np.empty(0, np.int64)  # token rows of the expert that ran last
+        self._settled = True  # whether rows, `walked` and `edits` agree
         self._left = self._state()
+        self._mark = object()  # what a session bears that was last moved by this walk
 
     # ---- one caller at a time, whole steps only ----
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Holds the session. Raises BusyError when another call is inside it, or when it went on without this walk."""
-        with self.session._alone():
-            if self._settled and self._state() != self._left:
-                raise BusyError(
-                    "the session went on without this stepper (fed, reset, or stepped by another); make a new one with "
-                    "session.stepper(...)"
-                )
-            if not self._settled:  # an interrupt came between two lines
-                self.go_to(*self.position)
-            self._note_edits()
-            try:
-                yield
-            finally:
-                self._left = self._state()
+    def alone(self) -> threading.Lock:
+        """What to hold while inside. Raises BusyError when another call is inside the session."""
+        return self.session._alone()
+
+    def arrive(self) -> None:
+        """Makes whole what an interrupt parted and notes what was written to lent views. Raises BusyError when the
+        session went on without this walk.
+        """
+        if self.session._moved_by is not self._mark and self._state() != self._left:
+            raise BusyError(
+                "the session went on without this stepper (fed, reset, or stepped by another); make a new one with "
+                "session.stepper(...)"
+            )
+        if not self._settled:
+            self.go_to(*self.position)
+        self._note_edits()
+
+    def _settle(self) -> None:
+        self._left = self._state()
+        self._settled = True
+
+    def _unsettle(self) -> None:
+        self._settled = False
+        self.session._moved_by = self._mark
 
     def _state(self) -> tuple[Any, ...]:
         return self.engine.truncations, self.engine.pass_count, self.engine.open_pass()
@@ -130,22 +141,26 @@ class Walk:
 
     def advance(self, report: Report = None) -> Place:
         """Runs the next stage, with the edits that belong there. The caller has seen that there is one."""
-        self._settled = False
+        self._unsettle()
         if not self.is_open:
             self._begin()
         upcoming = self.next_place
         if upcoming is not None and upcoming.stage == "logits":
             self._take_back_late_writes()
-        place = Place(*self.engine.step(report))
-        self.walked[-1].append(place)
         try:
-            if self.is_open:
-                self._apply_at(place)
-            elif any(lent.array() is not None for lent in self._lent):
-                self.engine.move()  # the pass is closed: nobody can write to its rows any more
-            self._expire()
-        finally:
-            self._settled = True
+            place = Place(*self.engine.step(report))
+        except ArgumentError:  # what was edited in cannot be run: it stands where it stood, to be corrected
+            self._settle()
+            raise
+        self.walked[-1].append(place)
+        if place.expert >= 0:
+            self.sent = self.tokens_of(f"layers.{place.layer}.moe.experts.{place.expert}.tokens")
+        if self.is_open:
+            self._apply_at(place)
+        elif any(lent.array() is not None for lent in self._lent):
+            self.engine.move()  # the pass is closed: nobody can write to its rows any more
+        self._expire()
+        self._settle()
         return place
 
     def _begin(self) -> None:
@@ -157,13 +172,14 @@ class Walk:
 
     def go_to(self, number: int, stages: int) -> None:
         """Back to where pass `number` of the walk has completed so many stages: abandons rows and runs them anew."""
-        self._settled = False
+        self._unsettle()
         self._expire(all_of_them=True)
         self.walked = self.walked[: max(number, 0)]
         self.engine.truncate(self.chunks[max(number, 0)][0])
-        self._settled = True
+        self._settle()
         for _ in range(stages):
-            self.advance()
+            if self.advance().stage == "logits":  # an edit less can mean an expert less
+                break
 
     def come_to(self, number: int, rank: tuple[float, int, int]) -> None:
         """On to a place of pass `number`, or the one after it when routing no longer leads there."""
@@ -181,10 +197,11 @@ class Walk:
         other.walked = [list(done) for done in self.walked[: max(number, 0)]]
         other.edits = list(self.edits)
         other._lent = []
+        other._mark = object()
         other._tell_session()
         for _ in range(stages):
             other.advance()
-        other._left = other._state()
+        other._settle()
         return other
 
     # ---- rows ----
@@ -196,6 +213,10 @@ class Walk:
     def name(self, tap: Tap) -> str:
         """The tap's name without its numbers."""
         return in_layer(self.session.model._taps.kinds[tap.kind].path)
+
+    def is_by_token(self, tap: Tap) -> bool:
+        """Whether it has one row for each token of a pass."""
+        return self.session.model._taps.kinds[tap.kind].axes.startswith("T,")
 
     def layers_with(self, relative: str) -> list[int]:
         """The layers that have a tap of this name ("moe.gates"). Raises TapError when none has."""
@@ -257,19 +278,21 @@ class Walk:
 
     def add(self, edit: Edit) -> None:
         """Records an edit and, when it belongs to the place where the walk stands, applies it."""
+        self._unsettle()
         self.edits.append(edit)
         self._tell_session()
         place = self.place
-        if not self.is_open or place is None:
-            return
-        if isinstance(edit, RowsEdit):
-            if edit.kind != "edit" and self._belongs(edit, place):
-                self._or_drop([edit], partial(edit.apply, self))
-        elif isinstance(edit, RoutingEdit) and place.stage == "router" and edit.layer in (None, place.layer):
-            self.go_to(*self.position)  # routing is decided anew, from logits that no edit has touched
+        if self.is_open and place is not None:
+            if isinstance(edit, RowsEdit):
+                if self._belongs(edit, place):
+                    self._or_drop([edit], partial(edit.apply, self))
+            elif isinstance(edit, RoutingEdit) and place.stage == "router" and edit.layer in (None, place.layer):
+                self.go_to(*self.position)  # routing is decided anew, from logits that no edit has touched
+        self._settle()
 
     def undo(self) -> Edit:
         """Takes back the last edit and runs anew what it had changed."""
+        self._unsettle()
         edit = self.edits.pop()
         self._tell_session()
         number, rank = self.now
@@ -278,6 +301,7 @@ class Walk:
             self.go_to(edit.since[0], 0)
             if place:
                 self.come_to(*place)
+        self._settle()
         return edit
 
     def _tell_session(self) -> None:
@@ -379,11 +403,14 @@ class Walk:
             changed = np.flatnonzero(rows.reshape(-1).view(np.uint32) != lent.seen.reshape(-1).view(np.uint32))
             if len(changed):
                 values = rows.reshape(-1)[changed]
-                self.add(
+                self._unsettle()
+                self.edits.append(
                     RowsEdit("edit", _code_of(lent.path, rows, changed), self.now, self.place, None,
-                             path=lent.path, at=self.place or Place("embed"), argument=(changed, values))
+                             path=lent.path, at=self.place or Place("embed"), argument=(changed, values, rows.shape))
                 )  # fmt: skip
-            lent.seen = rows
+                self._tell_session()
+                lent.seen = rows
+                self._settle()
 
     def _expire(self, all_of_them: bool = False) -> None:
         """Views of rows that nobody will read any more become read-only."""
