@@ -109,7 +109,9 @@ def wrong_answers(truth):
             ["layers.2.moe.input", "layers.2.moe.expert_ids", "layers.2.moe.gates"], [3, 4, 5],
             ["moe.input", "moe.router_logits", "moe.scores", "moe.expert_ids", "moe.gates"],
         ],
-        "stepper_3": [(e, deep), (deep, (e + 1) % 8), (0, 1), (6, 0), truth["unused"], (deep,), (deep, e, 0), f"layers.{deep}"],
+        "stepper_3": [
+            (e, deep), (deep, (e + 1) % 8), (0, 1), (6, 0), truth["unused"], (deep,), (deep, e, 0), f"layers.{deep}",
+        ],
         "stepper_4": [
             kl * 1.05, -kl, truth["backward"], kl / np.log(2), 0, float("nan"), float("inf"), [kl, kl],
         ],
