@@ -21,9 +21,9 @@ def read(path: Path) -> nbformat.NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-def test_the_two_notebooks_of_a_first_visit_are_there() -> None:
-    """A visitor finds the introduction and the workbench."""
-    assert {"00_first_look", "01_routing_explorer"} <= {path.stem for path in NOTEBOOKS}
+def test_the_notebooks_of_a_first_visit_are_there() -> None:
+    """A visitor finds the introduction, the workbench and the stepper."""
+    assert {"00_first_look", "01_routing_explorer", "02_token_stepper"} <= {path.stem for path in NOTEBOOKS}
 
 
 @every_notebook
