@@ -328,9 +328,9 @@ class Session:
     def _feed(self, ids: NDArray[np.int32], progress: Progress) -> Pass:
         if not ids.size:
             raise ArgumentError("nothing to feed: give at least one token")
-        # Noted before the run and cut to the engine's length when read: an interrupt between two lines parts nothing.
-        self._ids[self._engine.length :] = ids.tolist()
-        if self._engine.open_pass() is None:  # else the engine refuses
+        if self._engine.open_pass() is None:  # else the engine refuses, and these are the ids of a stepper
+            # Noted before the run and cut to its length when read: an interrupt between two lines parts nothing.
+            self._ids[self._engine.length :] = ids.tolist()
             self._moved_by = None
         with shown(progress, len(ids), "tokens", "prefill") as report:
             self._engine.feed(ids, report)

@@ -115,6 +115,9 @@ def test_an_interrupted_stepper_is_refused_by_a_session_that_went_on(tiny):
     with pytest.raises(lab.BusyError, match="a pass is open"):
         session.feed([5])
     stepper.step()  # that changed nothing
+    with pytest.raises(lab.BusyError, match="a pass is open"):
+        session.feed([5])
+    assert stepper.step("token").stage == "logits" and session.ids == stepper.ids[:2]
     stepper._walk._unsettle()
     session.reset()
     session.feed([7, 8])
