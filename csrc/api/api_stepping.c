@@ -35,8 +35,8 @@ colibri_status colibri_session_abandon(colibri_session *session, colibri_message
     return session_abandon(session->inner, message);
 }
 
-colibri_status colibri_session_open_tap(colibri_session *session, size_t kind, int64_t layer, int64_t expert, colibri_array *array,
-                                        colibri_lease **lease, colibri_message *message)
+colibri_status colibri_session_open_tap(colibri_session *session, size_t kind, int64_t layer, int64_t expert,
+                                        colibri_array *array, colibri_lease **lease, colibri_message *message)
 {
     block *held;
     TRY(session_open_rows(session->inner, kind, layer, expert, false, array, &held, message));

@@ -12,8 +12,8 @@ typedef struct dispatch {
     int64_t *places;  /* [n, k] packed row of each (token, slot), counted from the first row of this pass; -1: none */
 } dispatch;
 
-/* ids [n, k] of the tokens first_token .. first_token + n - 1; their packed rows begin at first_row of the session. Returns how many
- * are used. An id outside 0 .. n_experts - 1 is no expert; whatever ids are, nothing is written beyond the arrays. */
+/* ids [n, k] of the tokens first_token .. first_token + n - 1; their packed rows begin at first_row of the session. Returns how
+ * many are used. An id outside 0 .. n_experts - 1 is no expert; whatever ids are, nothing is written beyond the arrays. */
 int64_t dispatch_plan(const dispatch *d, const int32_t *ids, int64_t n, int64_t k, int64_t n_experts, int64_t first_token,
                       int64_t first_row);
 

@@ -13,7 +13,8 @@
  *
  * A dense layer has one network for all tokens where the experts stand (mlp).
  *
- * There is one order of stages: a pass that runs through takes all experts as one stage, a stepped one (stepping.c) each of them. */
+ * There is one order of stages. A pass that runs through takes all experts as one stage, a stepped one (stepping.c) each of
+ * them. */
 #include "forward.h"
 
 #include "stages.h"

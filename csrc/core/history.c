@@ -40,8 +40,9 @@ static colibri_status count_passes(const session *s, int64_t n_tokens, int64_t *
     *n_passes = n;
     if (n_tokens == stop)
         return COLIBRI_OK;
-    return fail(message, COLIBRI_ERROR_ARGUMENT, "cannot keep %lld of %lld tokens: no pass ends there; the nearest before is %lld",
-                (long long)n_tokens, (long long)s->n_tokens, (long long)stop);
+    return fail(message, COLIBRI_ERROR_ARGUMENT,
+                "cannot keep %lld of %lld tokens: no pass ends there; the nearest before is %lld", (long long)n_tokens,
+                (long long)s->n_tokens, (long long)stop);
 }
 
 /* Within an instant: all rows from n_tokens on are gone, also those of a pass that is open. */

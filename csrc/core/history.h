@@ -1,7 +1,7 @@
 /* history.h: what happens to rows that are there: they are abandoned, copied into another session, or moved from under a view.
  *
- * A block that somebody holds a lease on is never written again where its closed rows lie: the session leaves it to them, and goes on
- * in a fresh one. */
+ * Abandoned rows that somebody holds a lease on are not written again: the session leaves the block to them and goes on in a
+ * fresh one. */
 #ifndef COLIBRI_CORE_HISTORY_H
 #define COLIBRI_CORE_HISTORY_H
 

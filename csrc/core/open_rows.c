@@ -145,14 +145,15 @@ static colibri_status check_editable(size_t kind, int64_t layer, int64_t expert,
         return COLIBRI_OK;
     tap_path((tap)kind, layer, expert, path);
     return fail(message, COLIBRI_ERROR_ARGUMENT,
-                "\"%s\" only says where rows lie; edit layers.%lld.moe.expert_ids after the router instead", path, (long long)layer);
+                "\"%s\" only says where rows lie; edit layers.%lld.moe.expert_ids after the router instead", path,
+                (long long)layer);
 }
 
 /* ---- look ------------------------------------------------------------------------------------------------------------------ */
 
 /* The rows themselves where the tape has them, for as long as somebody holds it; else a copy. */
-static colibri_status look(session *s, size_t kind, int64_t layer, int64_t expert, bool edit, colibri_array *array, block **holder,
-                           colibri_message *message)
+static colibri_status look(session *s, size_t kind, int64_t layer, int64_t expert, bool edit, colibri_array *array,
+                           block **holder, colibri_message *message)
 {
     if (edit)
         TRY(check_editable(kind, layer, expert, message));

@@ -59,7 +59,8 @@ void route_token(const kernels *k, const router *r, int64_t n_chosen, const floa
         route_gates(k, r, logits, ids, gates, scratch);
 }
 
-void route_gates(const kernels *k, const router *r, const float *logits, const int32_t *ids, float *gates, unsigned char *scratch)
+void route_gates(const kernels *k, const router *r, const float *logits, const int32_t *ids, float *gates,
+                 unsigned char *scratch)
 {
     float *p = (float *)(void *)scratch;
     if (by_softmax(r))

@@ -23,6 +23,7 @@ void route_token(const kernels *k, const router *r, int64_t n_chosen, const floa
                  float *gates, unsigned char *scratch);
 
 /* Gates of the experts that ids [k] name, in range and distinct but for -1: such a slot gets 0 and takes part in no sum. */
-void route_gates(const kernels *k, const router *r, const float *logits, const int32_t *ids, float *gates, unsigned char *scratch);
+void route_gates(const kernels *k, const router *r, const float *logits, const int32_t *ids, float *gates,
+                 unsigned char *scratch);
 
 #endif

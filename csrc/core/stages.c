@@ -36,8 +36,9 @@ bool stage_embed(session *s)
     const matrix *w = &s->model->weights.embed;
     float *x = rows(s, TAP_EMBED, 0);
     int64_t row_bytes = w->cols * (int64_t)colibri_dtype_size(w->dtype);
+    const unsigned char *table = w->data;
     for (int64_t t = 0; t < s->tile_tokens; t++)
-        s->machine.kernels->widen(x + t * w->cols, (const unsigned char *)w->data + s->tile_ids[t] * row_bytes, w->dtype, w->cols);
+        s->machine.kernels->widen(x + t * w->cols, table + s->tile_ids[t] * row_bytes, w->dtype, w->cols);
 
     rotary_rows(&s->machine, &s->model->config, s->model->inv_freq, s->tile_first, s->tile_tokens, scratch(s, s->layout.cos),
                 scratch(s, s->layout.sin));
@@ -146,10 +147,11 @@ bool stage_dispatcher(session *s, int64_t l)
     const config *c = &s->model->config;
     dispatch d = {session_rows(s, TAP_DISPATCH_TOKENS, l), session_rows(s, TAP_DISPATCH_OFFSETS, l),
                   scratch(s, s->layout.places)};
+    const int32_t *ids = session_rows(s, TAP_EXPERT_IDS, l);
 
     int64_t n_choices = s->tile_tokens * c->top_k;
-    int64_t n_rows = dispatch_plan(&d, session_rows(s, TAP_EXPERT_IDS, l), s->tile_tokens, c->top_k, c->num_experts, s->tile_first,
-                                   first_packed_row(s));
+    int64_t n_rows =
+        dispatch_plan(&d, ids, s->tile_tokens, c->top_k, c->num_experts, s->tile_first, first_packed_row(s));
     dispatch_gather(&s->machine, rows(s, TAP_DISPATCH_INPUT, l), rows(s, TAP_MOE_INPUT, l), d.tokens, s->tile_first, n_rows,
                     c->hidden_size);
     if (n_rows < n_choices)
@@ -165,8 +167,8 @@ static float *ffn_buffer(const session *s, tap t, int64_t l, int64_t row, int64_
     return rows(s, t, l) + row * s->model->config.moe_intermediate_size;
 }
 
-/* Packed rows of the first n_experts experts run in groups of at most FFN_ROWS. The group that begins with row `first` ends with an
- * expert, if one ends in it, so that weights are not read twice. */
+/* Packed rows of the first n_experts experts run in groups of at most FFN_ROWS. The group that begins with row `first` ends with
+ * an expert, if one ends in it, so that weights are not read twice. */
 static int64_t group_end(const int64_t *offsets, int64_t n_experts, int64_t first)
 {
     for (int64_t e = n_experts; e > 0 && offsets[e] > first; e--)

@@ -90,8 +90,8 @@ static colibri_status begin(session *s, const int32_t *ids, int64_t n, colibri_m
     TRY(session_check_pass(s, ids, n, message));
     if (n > s->layout.tile_tokens)
         return fail(message, COLIBRI_ERROR_ARGUMENT,
-                    "a stepped pass of %lld tokens is larger than one tile, %lld at this capture: capture \"moe\" or \"all\" has no "
-                    "such limit, or take a smaller chunk",
+                    "a stepped pass of %lld tokens is larger than one tile, %lld at this capture: capture \"moe\" or \"all\" has "
+                    "no such limit, or take a smaller chunk",
                     (long long)n, (long long)s->layout.tile_tokens);
     int32_t *own = (int32_t *)(void *)(block_data(s->scratch) + s->layout.ids);
     memcpy(own, ids, (size_t)n * sizeof *ids);
@@ -119,22 +119,21 @@ static colibri_status check_choices(const session *s, int64_t layer, int64_t fir
     int64_t k = s->model->config.top_k, n_experts = s->model->config.num_experts;
     for (int64_t t = first; t < first + n; t++) {
         const int32_t *ids = (const int32_t *)session_rows(s, TAP_EXPERT_IDS, layer) + t * k;
+        long long token = s->tile_first + t, last = n_experts - 1;
         for (int64_t i = 0; i < k; i++) {
-            int64_t twin = i;
+            int64_t twin = 0;
+            while (twin < i && (ids[twin] != ids[i] || ids[i] < 0))
+                twin++;
             if (ids[i] < -1 || ids[i] >= n_experts)
                 return fail(message, COLIBRI_ERROR_ARGUMENT,
-                            "layers.%lld.moe.expert_ids: token %lld names expert %ld in slot %lld; there are experts 0 to %lld, and "
-                            "-1 for none",
-                            (long long)layer, (long long)(s->tile_first + t), (long)ids[i], (long long)i, (long long)n_experts - 1);
-            for (int64_t j = 0; j < i; j++)
-                if (ids[j] == ids[i])
-                    twin = j;
-            if (ids[i] >= 0 && twin != i)
+                            "layers.%lld.moe.expert_ids: token %lld names expert %ld in slot %lld; there are experts 0 to %lld, "
+                            "and -1 for none",
+                            (long long)layer, token, (long)ids[i], (long long)i, last);
+            if (twin < i)
                 return fail(message, COLIBRI_ERROR_ARGUMENT,
-                            "layers.%lld.moe.expert_ids: token %lld names expert %ld in slot %lld and again in slot %lld; each of 0 to "
-                            "%lld can stand once in a row, -1 (none) in any slot",
-                            (long long)layer, (long long)(s->tile_first + t), (long)ids[i], (long long)twin, (long long)i,
-                            (long long)n_experts - 1);
+                            "layers.%lld.moe.expert_ids: token %lld names expert %ld in slot %lld and again in slot %lld; each "
+                            "of 0 to %lld can stand once in a row, -1 (none) in any slot",
+                            (long long)layer, token, (long)ids[i], (long long)twin, (long long)i, last);
         }
     }
     return COLIBRI_OK;

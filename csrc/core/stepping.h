@@ -1,5 +1,5 @@
-/* stepping.h: a pass that runs stage by stage. Between two stages it is open: its rows lie where stages left them, and what stands
- * there is what the next stage reads (open_rows.h). It has one tile. */
+/* stepping.h: a pass that runs stage by stage. Between two stages it is open: its rows lie where stages left them, and what
+ * stands there is what the next stage reads (open_rows.h). It has one tile. */
 #ifndef COLIBRI_CORE_STEPPING_H
 #define COLIBRI_CORE_STEPPING_H
 

@@ -218,8 +218,9 @@ typedef int (*colibri_progress)(void *user, double done);
 colibri_status colibri_session_feed(colibri_session *session, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
                                     colibri_message *message);
 
-/* Abandons the rows from n_tokens on (0 = reset), and a pass that is open (6). When a lease on the tape lives, the session moves to a fresh block, copies the kept rows
- * once, and the old views keep the old block; else rows are reused in place. n_tokens must be a pass boundary. */
+/* Abandons the rows from n_tokens on (0 = reset), and a pass that is open (6). When a lease on the tape lives, the session moves to
+ * a fresh block, copies the kept rows once, and the old views keep the old block; else rows are reused in place. n_tokens must be a
+ * pass boundary. */
 colibri_status colibri_session_truncate(colibri_session *session, int64_t n_tokens, colibri_message *message);
 
 int64_t colibri_session_length(const colibri_session *session); /* tokens so far */

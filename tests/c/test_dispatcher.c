@@ -1,6 +1,8 @@
 /* The dispatcher: every choice gets one row, experts in order, tokens ascending; and the way back through the aggregator. */
 #include "core/dispatcher.h"
 
+#include <math.h>
+
 #include "check.h"
 #include "core/aggregator.h"
 #include "support/tiny_checkpoint.h"
@@ -71,6 +73,32 @@ static void test_K2_random_choices_are_all_placed_once(void)
     }
 }
 
+static void test_an_id_that_is_none_leaves_an_unused_row_at_the_end_and_writes_nowhere_else(void)
+{
+    enum { n = 3, k = 2, n_rows = 3, guard = 77 };
+    const int32_t ids[n * k] = {2, -1, INT32_MAX, 1, INT32_MIN, 0};
+    const int32_t expected_tokens[n * k] = {12, 11, 10, -1, -1, -1};
+    const int64_t expected_places[n * k] = {2, -1, -1, 1, -1, 0};
+    int32_t tokens[n * k + 1];
+    int64_t offsets[5], places[n * k + 1];
+    tokens[n * k] = guard;
+    offsets[4] = places[n * k] = guard;
+    CHECK(dispatch_plan(&(dispatch){tokens, offsets, places}, ids, n, k, 3, 10, 20) == n_rows);
+    CHECK(memcmp(tokens, expected_tokens, sizeof expected_tokens) == 0);
+    CHECK(memcmp(places, expected_places, sizeof expected_places) == 0);
+    CHECK(offsets[0] == 20 && offsets[1] == 21 && offsets[2] == 22 && offsets[3] == 23);
+    CHECK(tokens[n * k] == guard && offsets[4] == guard && places[n * k] == guard);
+
+    const float packed[n_rows] = {8, 4, 2}, gates[n * k] = {1, NAN, NAN, .5f, NAN, .25f};
+    float out[n];
+    machine m;
+    colibri_message message;
+    CHECK_OK(machine_init(&m, 1, &message), message);
+    aggregate_routed(&m, out, packed, gates, places, n, k, 1);
+    CHECK(out[0] == 2 && out[1] == 2 && out[2] == 2); /* a gate of no expert is not even looked at */
+    machine_free(&m);
+}
+
 static void test_gathered_rows_come_back_to_their_tokens_weighted_by_their_gates(void)
 {
     enum { n = 3, k = 2, first_token = 10 };
@@ -104,6 +132,7 @@ int main(void)
     RUN(test_K2_no_token_gives_no_row);
     RUN(test_K2_all_tokens_may_go_to_the_last_expert);
     RUN(test_K2_random_choices_are_all_placed_once);
+    RUN(test_an_id_that_is_none_leaves_an_unused_row_at_the_end_and_writes_nowhere_else);
     RUN(test_gathered_rows_come_back_to_their_tokens_weighted_by_their_gates);
     return 0;
 }

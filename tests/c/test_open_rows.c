@@ -173,8 +173,8 @@ static bool same_rows(const colibri_array *a, const colibri_array *b)
     return same && (n == 0 || memcmp(a->data, b->data, (size_t)n) == 0);
 }
 
-/* Looks at every tap of a session that keeps all, and of one that keeps what `o` says, both at the same place; writes back what it
- * finds. Returns how many the other one could show. */
+/* Looks at every tap of a session that keeps all, and of another one at the same place, and writes back what it finds. Returns
+ * how many the other one could show. */
 static int compare_open_rows(colibri_session *all, colibri_session *other, const tiny_checkpoint *t)
 {
     size_t n_kinds;

@@ -83,7 +83,7 @@ static void test_an_interrupted_stage_runs_again(void)
         while (is_open(s)) {
             colibri_place before, after;
             colibri_message message;
-            for (int calls = 1;; calls++) { /* stopped at the first question, the second ... until the stage has no more of them */
+            for (int calls = 1;; calls++) { /* stopped at the first question, the second ... until there are no more */
                 int left = calls;
                 colibri_session_next(s, &before);
                 colibri_status status = colibri_session_step(s, stop_at_call, &left, NULL, &message);
@@ -325,8 +325,9 @@ static void test_expert_ids_that_are_none_are_named_and_the_pass_goes_on_once_th
         for (int again = 0; again < 2; again++) {
             colibri_place next;
             memcpy(chosen + 4, bad[i], sizeof bad[i]); /* the third token of the pass */
-            CHECK((again ? colibri_session_step(s, NULL, NULL, NULL, &message)
-                         : colibri_session_route_again(s, COLIBRI_GATES_MODEL, 2, 0, 8, true, &message)) == COLIBRI_ERROR_ARGUMENT);
+            colibri_status status = again ? colibri_session_step(s, NULL, NULL, NULL, &message)
+                                          : colibri_session_route_again(s, COLIBRI_GATES_MODEL, 2, 0, 8, true, &message);
+            CHECK(status == COLIBRI_ERROR_ARGUMENT);
             CHECK_MESSAGE_HAS(message, "layers.1.moe.expert_ids: token 8 names expert");
             CHECK_MESSAGE_HAS(message, i == 5 ? "in slot 0 and again in slot 1" : "experts 0 to 5");
             CHECK(colibri_session_next(s, &next) && next.stage == COLIBRI_STAGE_DISPATCHER && next.layer == 1);
