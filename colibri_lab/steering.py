@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from colibri_lab.errors import ArgumentError, is_number, is_whole, nearest
+from colibri_lab.errors import ArgumentError, BusyError, is_number, is_whole, nearest
 from colibri_lab.interventions import Edit, RoutingEdit, RowsEdit
 from colibri_lab.places import INSTEAD, Place
 from colibri_lab.walk import Walk
@@ -34,6 +35,8 @@ class Steering:
     @property
     def edits(self) -> list[Edit]:
         """What was changed, oldest first. `edit.code` is the line of Python that did it."""
+        with suppress(BusyError), self._walk.alone():
+            self._walk.arrive()
         return list(self._walk.edits)
 
     def edit(self, path: str) -> Array:

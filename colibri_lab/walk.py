@@ -149,8 +149,9 @@ class Walk:
             self._take_back_late_writes()
         try:
             place = Place(*self.engine.step(report))
-        except ArgumentError:  # what was edited in cannot be run: it stands where it stood, to be corrected
-            self._settle()
+        except (ArgumentError, KeyboardInterrupt):  # edited ids to be corrected, or Ctrl-C: it stands where it stood
+            if self.walked[-1] and self.next_place == upcoming:
+                self._settle()
             raise
         self.walked[-1].append(place)
         if place.expert >= 0:
@@ -355,6 +356,10 @@ class Walk:
             raise ArgumentError(self.refusal(path))
         tap = self.tap(path)
         array = self.engine.open_edit(tap.kind, tap.layer, tap.expert)
+        for lent in self._lent:  # of the same rows, perhaps by another name: one view, so that a write is noted once
+            other = lent.array()
+            if other is not None and not lent.expired and np.may_share_memory(array, other):
+                return other
         self._lent.append(_Lent(path, weakref.ref(array), np.array(array)))
         return array
 

@@ -41,6 +41,24 @@ def edit_and_step(stepper):
     stepper.step()
 
 
+@contextlib.contextmanager
+def interrupted_step(stepper):
+    """Ctrl-C as soon as the engine is asked to step."""
+    engine = stepper._walk.engine
+
+    class Interrupted:
+        def __getattr__(self, name):
+            if name == "step":
+                raise KeyboardInterrupt
+            return getattr(engine, name)
+
+    stepper._walk.engine = Interrupted()
+    try:
+        yield
+    finally:
+        stepper._walk.engine = engine
+
+
 CALLS = {
     "step": lambda stepper: stepper.step("layer"),
     "back": lambda stepper: stepper.back("layer"),
@@ -102,16 +120,8 @@ def test_G4_an_interrupt_anywhere_leaves_a_stepper_whole(tiny, call):
 def test_an_interrupted_stepper_is_refused_by_a_session_that_went_on(tiny):
     session, stepper = at_router(tiny)
 
-    class Interrupted:
-        def __getattr__(self, name):
-            if name == "step":
-                raise KeyboardInterrupt
-            return getattr(session._engine, name)
-
-    stepper._walk.engine = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_step(stepper), pytest.raises(KeyboardInterrupt):
         stepper.step()
-    stepper._walk.engine = session._engine
     with pytest.raises(lab.BusyError, match="a pass is open"):
         session.feed([5])
     stepper.step()  # that changed nothing
@@ -124,6 +134,31 @@ def test_an_interrupted_stepper_is_refused_by_a_session_that_went_on(tiny):
     with pytest.raises(lab.BusyError, match="went on without this stepper"):
         stepper.finish()
     assert held(session) == held(fed(tiny, [[7, 8]], "moe"))
+
+
+def test_what_is_written_to_a_view_after_an_interrupt_counts(tiny):
+    session, stepper = at_router(tiny)
+    gates = stepper.edit("layers.1.moe.gates")
+    with interrupted_step(stepper), pytest.raises(KeyboardInterrupt):
+        stepper.step()
+    gates[0, 0] = 0.5
+    stepper.finish()
+    other = at_router(tiny)[1]
+    edit_and_step(other)
+    other.finish()
+    assert held(session) == held(other.session) and len(stepper.edits) == 1
+
+
+def test_a_write_is_one_edit_however_many_views_show_it(tiny):
+    session, stepper = at_router(tiny, "all")
+    stepper.run_to("stage == 'aggregator'")
+    output = stepper.edit("layers.1.moe.output")
+    same, routed = stepper.edit("layers.1.moe.output"), stepper.edit("layers.1.moe.routed")
+    output[0, 0], same[0, 1], routed[0, 2] = 1, 2, 3
+    assert len(stepper.edits) == 1  # noted by looking
+    stepper.finish()
+    stepper.undo()
+    assert not stepper.edits and held(session) == held(fed(tiny, [stepper.ids[:2], stepper.ids[2:]]))
 
 
 def test_where_of_a_stepper_at_an_expert_outlives_a_reset(tiny):
