@@ -45,7 +45,7 @@ class OpenRows(Protocol):
         """The token of each row of a tap."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Edit:
     """One change of a run. `code` is the Python line that makes it; it holds from the place `since` on, for the token
     rows `tokens` (None: all).
@@ -77,8 +77,11 @@ class Edit:
         made = "before the first stage" if self.after is None else f"after {self.after}"
         return f"{self.code}  (made {made}, pass {self.since[0]} of the walk)"
 
+    def __repr__(self) -> str:
+        return f"<Edit {self}>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class RoutingEdit(Edit):
     """A change of what the router of a layer decides. `layer` None: of every layer."""
 
@@ -86,7 +89,7 @@ class RoutingEdit(Edit):
     argument: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RowsEdit(Edit):
     """A change of the rows of one tap, applied when the stage `at` has run. `argument`: new rows (patch: by token, or
     as they are of an expert), a factor (scale), or flat places, their values and the shape of the rows (edit).

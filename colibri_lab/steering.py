@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from colibri_lab.errors import ArgumentError, BusyError, is_number, is_whole, nearest
+from colibri_lab.errors import ArgumentError, BusyError, is_number, is_whole
 from colibri_lab.interventions import Edit, RoutingEdit, RowsEdit
 from colibri_lab.places import INSTEAD, Place
 from colibri_lab.walk import Walk
@@ -155,7 +155,7 @@ class Steering:
         "softmax_of_chosen" or "raw_logits" (no published model does this). `layer` None: in every layer.
         """
         if not isinstance(mode, str) or mode not in GATE_MODES:
-            raise ArgumentError(f"there is no gate mode {mode!r:.80}{nearest(str(mode), GATE_MODES)}; {GATE_MODES}")
+            raise ArgumentError(f"there is no gate mode {mode!r:.80}; there are {', '.join(GATE_MODES)}")
         with self._walk.alone():
             self._walk.arrive()
             return self._change_routing("gate_mode", layer, mode, None, _call("gate_mode", repr(mode), layer=layer))

@@ -266,7 +266,7 @@ class Stepper(Steering):
         """The later stages that will still read a tap of this pass, in words; empty when nobody will."""
         with self._walk.alone():
             self._walk.arrive()
-            later = ["the attention of later tokens"] if self._walk.later_tokens_read(path) else []
+            later = ["the attention of later passes"] if self._walk.later_tokens_read(path) else []
             return [str(place) for place in self._walk.readers_of(path)] + later
 
     def locals(self) -> Locals:

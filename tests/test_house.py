@@ -117,11 +117,19 @@ def test_the_make_help_lists_every_target_that_a_person_calls() -> None:
         assert re.search(rf"^  make {target} ", done.stdout, flags=re.MULTILINE), target
 
 
-def test_the_page_of_taps_is_the_engines_table() -> None:
-    """docs/taps.md says what the engine says."""
-    script = ROOT / "tools" / "make_taps_page.py"
+@pytest.mark.parametrize("page", ["taps", "stepper"])
+def test_a_table_of_taps_is_that_of_the_code(page: str) -> None:
+    """docs/taps.md says what the engine says, docs/stepper.md who writes and reads each tap."""
+    script = ROOT / "tools" / f"make_{page}_page.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_code_of_the_page_on_stepping_runs(tmp_path: Path) -> None:
+    """The example at the head of docs/stepper.md, as it stands."""
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs/stepper.md").read_text("utf-8"), flags=re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "KL" in done.stdout, done.stderr
 
 
 def project() -> dict[str, Any]:

@@ -441,3 +441,13 @@ def test_compare_refuses_walks_through_other_tokens(bundled, models):
     for other in (b, c):
         with pytest.raises(lab.ArgumentError, match="different"):
             a.compare(other)
+
+
+def test_an_edit_shows_itself_as_the_line_that_makes_it():
+    """The last line of a cell is often a change: what is shown is its code and its place, not its insides."""
+    stepper = lab.open().session().stepper("3 * 7 = 2")
+    edit = stepper.ablate(layer=3, expert=5)
+    assert repr(edit) == f"<Edit {edit}>"
+    assert "stepper.ablate(layer=3, expert=5)" in repr(stepper.edits) and "before the first stage" in repr(edit)
+    with pytest.raises(lab.ArgumentError, match=r"'sofmax'; there are softmax, softmax_renormalised, "):
+        stepper.gate_mode("sofmax")
