@@ -107,8 +107,8 @@ def stepper_3(answer: object) -> Verdict:
     ahead = sum(effect > effects[pair] for effect in effects.values())
     return Verdict(
         False,
-        f"Larger effects among the {len(effects)} ablations: {ahead}. Ablate each pair once in a walk of its own, and compare "
-        "the log-probabilities with those of the plain run.",
+        f"Larger effects among the {len(effects)} ablations: {ahead}. Ablate each pair once in a walk of its own, and "
+        "compare the log-probabilities with those of the plain run.",
     )
 
 
