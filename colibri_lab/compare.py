@@ -56,6 +56,9 @@ class Comparison:
     kl: float
     top: list[TokenChange]
 
+    def __repr__(self) -> str:
+        return f"<Comparison: {self}>"
+
     def __str__(self) -> str:
         if self.identical:
             return "Same bits everywhere."

@@ -53,6 +53,7 @@ def generate(
     if not is_whole(n) or n < 0:
         raise ArgumentError(f"generate takes a number of tokens, 0 or more; this is {n!r:.80}")
     check_options(temperature, top_k, top_p)
+    session._check_closed()
     if not session._engine.length:
         raise ArgumentError("an empty session has nothing to continue; feed it first")
     if not is_whole(seed) or seed < 0:

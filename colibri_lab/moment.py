@@ -26,6 +26,8 @@ _WRITTEN = {
     "shared": "layers.{l}.moe.shared.output", "aggregator": "layers.{l}.moe.output", "mlp": "layers.{l}.mlp.output",
     "residual": "layers.{l}.output", "norm": "norm", "logits": "logits",
 }  # fmt: skip
+_ONLY_KEPT = ("attn.weights", *(f"moe.experts.{part}" for part in ("gate", "up", "hidden")))
+"""Taps that are nowhere to be seen unless the capture keeps them; all others can be read while they are there."""
 _ROUTED = ("router", "dispatcher", "expert", "shared", "aggregator", "residual")
 
 
@@ -71,13 +73,16 @@ class Moment:
         return self._read(f"layers.{layer}.{path}") if layer in self._walk.layers_with(path) else None
 
     def check(self, expression: Expression) -> None:
-        """Raises ConditionError for what can never hold, TapError for a tap that the model does not have."""
+        """Raises ConditionError for what can never hold, TapError for a tap that the model does not have, and
+        NotCapturedError for one that this session never has.
+        """
         expression.check_condition()
+        walk = self._walk
         for path in expression.paths:
-            if _is_full(path):
-                self._walk.tap(path)
-            else:
-                self._walk.layers_with(path)
+            full = [path] if _is_full(path) else [f"layers.{layer}.{path}" for layer in walk.layers_with(path)]
+            taps = [walk.tap(one) for one in full]
+            if walk.name(taps[0]) in _ONLY_KEPT and not any(walk.engine.captures(tap.kind, tap.layer) for tap in taps):
+                raise NotCapturedError(f'"{path}" is not kept by this session; ask for it with capture "{full[0]}"')
 
     def _read(self, path: str) -> Array | None:
         tap = self._walk.tap(path)

@@ -326,6 +326,7 @@ class Session:
         return tokenizer
 
     def _feed(self, ids: NDArray[np.int32], progress: Progress) -> Pass:
+        self._check_closed()
         if not ids.size:
             raise ArgumentError("nothing to feed: give at least one token")
         if self._engine.open_pass() is None:  # else the engine refuses, and these are the ids of a stepper
@@ -335,6 +336,13 @@ class Session:
         with shown(progress, len(ids), "tokens", "prefill") as report:
             self._engine.feed(ids, report)
         return self.passes[-1]
+
+    def _check_closed(self) -> None:
+        """Raises BusyError while a stepper is in the middle of a pass."""
+        if self._engine.open_pass() is not None:
+            stage, layer, _ = self._engine.next_stage() or ("logits", -1, -1)
+            at = f"the {stage} of layer {layer}" if layer >= 0 else f"the stage {stage}"
+            raise BusyError(f"session busy: a pass is open, a stepper stands before {at}; let it finish(), or session.reset()")
 
     def _pass(self, index: int) -> Pass:
         """Pass number `index`. Its parts count only if no other thread ended a pass or reset while we gathered them."""

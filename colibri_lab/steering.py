@@ -223,8 +223,7 @@ class Steering:
             if (number, at.rank) >= walk.now and self._covers(walk.chunks[number], tokens):
                 return
         raise ArgumentError(
-            f"{what} of these tokens is behind: {at} has run in their pass, and nobody will read it again; "
-            "back() to before it and change it there"
+            f"{what} is decided for these tokens: {at} has run in their pass; back() to before it and change it there"
         )
 
     @staticmethod

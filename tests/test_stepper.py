@@ -364,6 +364,22 @@ def test_a_session_that_goes_on_alone_leaves_its_stepper_behind(bundled):
     session.feed([1])
 
 
+def test_a_condition_on_what_the_session_never_has_is_refused_with_the_capture_to_ask_for(bundled):
+    stepper = bundled.session(capture="moe", max_tokens=64).stepper([5])
+    for path in ("layers.1.attn.weights", "moe.experts.3.hidden"):
+        with pytest.raises(lab.NotCapturedError, match="capture"):
+            stepper.run_to(f"absmax('{path}') > 3")
+    assert stepper.at_start
+
+
+def test_feeding_and_generating_in_the_middle_of_a_pass_say_how_to_go_on(bundled):
+    session = bundled.session(max_tokens=64)
+    session.stepper([5]).step("layer")
+    for call in (lambda: session.feed([6]), lambda: next(session.generate(1))):
+        with pytest.raises(lab.BusyError, match=r"before the attention of layer 1; let it finish\(\)"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("ids", "chunk", "error"),
     [

@@ -230,7 +230,9 @@ def test_packed_rows_are_no_rows_of_tokens_even_when_there_are_as_many(tmp_path)
         (1, "moe.dispatch.offsets"),
         (model.config["num_attention_heads"], "attn.weights"),
     ):
-        stepper = model.session(capture="all", max_tokens=16).stepper(ids_for(model, count), chunk=None)
+        stepper = model.session(capture=["all", "layers.0.attn.weights"], max_tokens=16).stepper(
+            ids_for(model, count), chunk=None
+        )
         assert stepper.run_to(f"max('layers.0.{path}') > -1e9") is None
 
 
