@@ -74,6 +74,7 @@ class TokenStepper(anywidget.AnyWidget):
         self._walk: Walks | None = None
         self._fork: Any = None
         self._compared: Message | None = None
+        self._posted: Message | None = None  # the comparison that the browser has
         self._work = threading.Lock()
         self._stop = threading.Event()
         self._frames: list[tuple[Any, Message]] = []
@@ -327,17 +328,17 @@ class TokenStepper(anywidget.AnyWidget):
         waited = False
         while True:
             try:
-                return call()
+                done = call()
             except BusyError as error:
                 if not wait or "without this stepper" in str(error):
                     raise
+                if not waited:
+                    self._status = {"state": "busy", "text": _BUSY}
                 waited = True
-                self._status = {"state": "busy", "text": _BUSY}
                 if self._stop.wait(_RETRY_SECONDS):
                     raise Stopped from None
-            finally:
-                if waited and self._status.get("state") == "busy":
-                    self._status = {"state": "working", "text": "Working"}
+            else:
+                return done
 
     def _refuse_a_second(self) -> None:
         if self._work.locked():
@@ -465,8 +466,7 @@ class TokenStepper(anywidget.AnyWidget):
 
     def _send_all(self) -> None:
         self._post(self._head())
-        if self._compared is not None:
-            self._post(self._compared)
+        self._posted = None
         try:
             self._post_frame()
         except BusyError:
@@ -483,9 +483,10 @@ class TokenStepper(anywidget.AnyWidget):
         message = self._frame()
         self._shown = self._state()
         self._keep(self._shown, message)
-        if self._compared is not None and self._fork is not None:
-            self._post(self._compared)
         self._post(message)
+        if self._compared is not None and self._compared is not self._posted:
+            self._posted = self._compared
+            self._post(self._compared)
 
     def _frame(self) -> Message:
         facts, arrays = frame(self._run, self.selection)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from colibri_lab.errors import ArgumentError
 
 __all__ = [
-    "FIRST", "STAGES", "Walks", "bounds", "breakpoint_place", "check_look", "code_here", "comparison", "first_choice",
-    "frame", "head", "parse_numbers", "rank", "stage_rank", "window",
+    "FIRST", "STAGES", "Walks", "bounds", "breakpoint_place", "check_look", "code_here", "comparison", "figure",
+    "first_choice", "frame", "head", "parse_numbers", "rank", "stage_rank", "window",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -359,7 +359,7 @@ def _watches(walk: Walks, token: int) -> list[dict[str, Any]]:
     return out
 
 
-def figure(value: Any) -> str:
+def figure(value: Any, form: str = ".4g") -> str:
     """A value of any kind in few characters."""
     if isinstance(value, np.ndarray):
         more = " …" if value.size > 8 else ""
@@ -367,7 +367,7 @@ def figure(value: Any) -> str:
     if isinstance(value, (bool, np.bool_)):
         return str(bool(value))
     if isinstance(value, (float, np.floating)):
-        return f"{float(value):.4g}".replace("-", "−").replace("nan", "NaN").replace("inf", "Inf")
+        return f"{float(value):{form}}".replace("-", "−").replace("nan", "NaN").replace("inf", "Inf")
     return str(value)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from colibri_lab.widgets._sheet import Sheet, visible
 from colibri_lab.widgets.palette import INK, INK2, NO_SLOT, SUNK, expert_colours, ink_on
-from colibri_lab.widgets.stepper_data import stage_rank
+from colibri_lab.widgets.stepper_data import figure, stage_rank
 
 __all__ = ["stepper_png", "stepper_text"]
 
@@ -58,7 +58,7 @@ def _token_line(head: Facts, facts: Facts, arrays: Arrays) -> str:
         return ""
     near = token - facts["window"][0]
     parts = [
-        f"{expert}" + ("" if gates is None else f" (gate {gates[near][slot]:.2f})")
+        f"{expert}" + ("" if gates is None else f" (gate {figure(float(gates[near][slot]), '.2f')})")
         for slot, expert in enumerate(ids[row].tolist())
         if expert >= 0
     ]
@@ -113,7 +113,13 @@ def _draw_map(sheet: Sheet, head: Facts, facts: Facts, stages: list[str], top: i
     cell = min(_CELL, 560 // max(1, len(layers)))
     for row, stage in enumerate(stages):
         y = top + row * _ROW
-        sheet.text(_LEFT - 8, y + _ROW / 2, stage, align="right", bold=stage == place["stage"])
+        sheet.text(
+            _LEFT - 8,
+            y + _ROW / 2,
+            "experts" if stage == "expert" else stage,
+            align="right",
+            bold=stage == place["stage"],
+        )
         for column, layer in enumerate(layers):
             if not _has(head, layer, stage):
                 continue
@@ -164,4 +170,4 @@ def _draw_experts(sheet: Sheet, head: Facts, facts: Facts, arrays: Arrays, exper
         sheet.text(x + 262, y + _ROW / 2, f"{int(load[expert])} rows", colour=INK)
         if expert in mine and gates is not None:
             gate = gates[token - facts["window"][0]][mine.index(expert)]
-            sheet.text(x + 330, y + _ROW / 2, f"gate {gate:.2f}", bold=True)
+            sheet.text(x + 330, y + _ROW / 2, f"gate {figure(float(gate), '.2f')}", bold=True)

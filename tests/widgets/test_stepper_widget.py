@@ -196,10 +196,10 @@ def test_messages_do_what_the_buttons_say(view: TokenStepper) -> None:
     token = view.selection["token"]
     ids, _ = routing(view.stepper, 1, token)
     view.handle({"kind": "routing", "layer": 1, "token": token, "experts": list(map(str, ids)), "gates": ["1", "0"]})
-    assert out[-1]["run"]["forked"] and out[-2]["kind"] == "compared"
-    assert out[-1]["run"]["edits"][0][1].startswith('fork.edit("layers.1.moe.gates")')
+    assert out[-2]["run"]["forked"] and out[-1]["kind"] == "compared"
+    assert out[-2]["run"]["edits"][0][1].startswith('fork.edit("layers.1.moe.gates")')
     view.handle({"kind": "undo"})
-    assert out[-1]["run"]["edits"] == []
+    assert out[-2]["run"]["edits"] == [] and out[-1]["identical"]
     view.handle({"kind": "drop"})
     view.handle({"kind": "break", "what": "disable", "name": "1"})
     assert out[-1]["breakpoints"][0]["enabled"] is False

@@ -10,10 +10,10 @@ const TALL = 48;
 
 const DTYPES = { float32: "f32", int32: "i32", int64: "i64", float16: "f16" };
 
-// What is opened by itself: the last buffer that can still be edited, of the block before the rest.
+// What is opened by itself: the newest buffer that can still be edited, of the block before the rest.
 export function defaultBuffer(buffers) {
   const near = buffers.filter((b) => b.readers.length && !b.path.includes(".attn."));
-  return (near.at(-1) ?? buffers.at(-1))?.path ?? null;
+  return (near[0] ?? buffers[0])?.path ?? null;
 }
 
 export function shortName(path, layer) {

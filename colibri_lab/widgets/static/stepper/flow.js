@@ -25,6 +25,7 @@ export function shownRows(moment, token) {
 // All experts when they are few; else those that the shown tokens use, the selected token's first of all.
 export function shownExperts(moment, rows, token) {
   const { experts } = moment.head;
+  if (!moment.head.moe.includes(moment.layer)) return [];
   if (experts <= MOST) return Array.from({ length: experts }, (_, e) => e);
   const used = new Set((moment.ids(token) ?? []).filter((e) => e >= 0));
   if (moment.place.layer === moment.layer && moment.place.expert !== null) used.add(moment.place.expert);
@@ -43,10 +44,11 @@ export function flowPicture(view, wide) {
   const body = Math.max(rows.length * ROW, experts.length * pitch);
   const rowTop = TOP + (body - rows.length * ROW) / 2;
   const expertTop = TOP + (body - experts.length * pitch) / 2;
-  const cell = Math.min(17, 136 / experts.length);
-  const edge = LOGITS + cell * experts.length;
+  const cell = Math.min(17, 136 / Math.max(1, experts.length));
+  const edge = LOGITS + (experts.length ? cell * experts.length : 136);
   const expertY = (e) => expertTop + experts.indexOf(e) * pitch + tall[0] / 2;
-  const titles = [["tokens", 0], ["router: logits", LOGITS], ["dispatcher: rows by expert", Math.max(edge + 40, LOGITS + 176)], ["experts", EXPERTS]];
+  const titles = [["tokens", 0], ...(experts.length ? [] : [["a dense layer: no router, no experts; its buffers stand below", LOGITS]])];
+  if (experts.length) titles.push(["router: logits", LOGITS], ["dispatcher: rows by expert", Math.max(edge + 40, LOGITS + 176)], ["experts", EXPERTS]);
   let s = titles.map(([words, x]) => `<text class="b" x="${x}" y="12">${words}</text>`).join("");
   const scale = logitScale(moment, rows, experts);
   if (scale && cell >= 11) experts.forEach((e, i) => (s += `<text class="b" x="${LOGITS + i * cell + cell / 2}" y="${rowTop - 10}" text-anchor="middle" ${cell < 14 ? 'style="font-size:9px"' : ""}>${e}</text>`));
@@ -71,20 +73,21 @@ export function flowPicture(view, wide) {
   const low = TOP + body + 16;
   if (below > 0) s += `<text x="0" y="${rowTop + rows.length * ROW + 12}">⋯ rows ${rows.at(-1) + 1}–${facts.rows[1] - 1} below</text>`;
   if (scale) s += legend(palette, scale, low + (below > 0 ? 14 : 0), head.top_k);
-  else s += `<text x="${LOGITS}" y="${rowTop + 18}">${waiting(moment, "router")}</text>`;
+  else if (experts.length) s += `<text x="${LOGITS}" y="${rowTop + 18}">${waiting(moment, "router")}</text>`;
   experts.forEach((e, i) => (s += expertBox(view, e, expertTop + i * pitch, tall[0])));
   const hidden = head.experts - experts.length;
-  if (hidden) {
+  if (hidden && experts.length) {
     const empty = Array.from({ length: head.experts }, (_, e) => e).filter((e) => !experts.includes(e) && moment.load(moment.layer, e) === 0).length;
     const words = moment.ids(token) ? `${hidden} more experts, ${empty} of them without tokens` : `${hidden} more experts`;
     s += `<text x="${EXPERTS}" y="${expertTop + experts.length * pitch + 12}">⋯ ${words}</text>`;
   }
-  const sum = weightedSum(view, wide ? SUM : 30, wide ? { x: EXPERTS + BOX, y: expertY, experts } : null);
+  const sum = !experts.length ? { svg: "", links: "", height: 0 } : weightedSum(view, wide ? SUM : 30, wide ? { x: EXPERTS + BOX, y: expertY, experts } : null);
   const height = Math.max(low + 20, wide ? sum.height : 0);
   const label = `Layer ${moment.layer}: ${describe(view)}`;
   const svg = (w, h, inside, extra = "") => `<svg viewBox="0 0 ${w} ${h}" ${extra} role="img" aria-label="${escape(label)}">${inside}</svg>`;
   if (wide) return svg(1152, height, s + lines + hot + sum.links + sum.svg, 'width="100%"');
-  return svg(804, low + 20, s + lines + hot, 'width="100%"') + svg(400, sum.height, sum.svg, 'class="sum" width="440"');
+  const left = svg(804, low + 20, s + lines + hot, 'width="100%"');
+  return !experts.length ? left : left + svg(400, sum.height, sum.svg, 'class="sum" width="440"');
 }
 
 // The finite logits of what is shown: the ends of the colour scale; null while there are none.
@@ -167,7 +170,7 @@ function expertBox(view, e, y, h) {
   const squares = tokens.slice(0, SQUARES);
   if (mine && !squares.includes(token) && squares.length === SQUARES) squares[SQUARES - 1] = token;
   squares.forEach((t, i) => {
-    const x = EXPERTS + 82 + (i % 12) * 8.6;
+    const x = EXPERTS + (n < 1000 ? 88 : 102) + (i % 12) * 8.2;
     const top = y + h / 2 - 8 + (i < 12 ? 0 : 9);
     s += t === token ? `<rect x="${x - 1}" y="${top - 1}" width="8.6" height="8.6" fill="var(--sel)"/>` : `<rect x="${x}" y="${top}" width="6.6" height="6.6" fill="${colour}" fill-opacity="${done ? 0.75 : 0.4}"/>`;
   });

@@ -68,7 +68,7 @@ class StepperView extends Actions {
       this.head = content;
       parts.facts.textContent = content.title;
     } else if (content.kind === "frame" && this.head) this.take(new Moment(this.head, content, buffers));
-    else if (content.kind === "compared") {
+    else if (content.kind === "compared" && this.head) {
       view.comparison = new Comparison(content, buffers);
       this.paintFork();
     } else if (content.kind === "html") {
@@ -143,6 +143,7 @@ class StepperView extends Actions {
   paint() {
     const { view, parts } = this;
     if (!view.moment || !this.root.isConnected) return;
+    const started = performance.now();
     view.live = this.able();
     view.slots = view.moment.slots;
     this.width = this.root.clientWidth;
@@ -162,6 +163,7 @@ class StepperView extends Actions {
     patch(parts.twins, twin(view));
     this.showState();
     this.root.dataset.drawn = ++this.draws;
+    this.root.dataset.took = (performance.now() - started).toFixed(1); // ms
     this.root.dataset.place = [facts.place.layer, facts.place.stage, facts.place.expert].filter((v) => v !== null).join(" ");
   }
 
@@ -180,7 +182,7 @@ class StepperView extends Actions {
   paintFlow() {
     const { view, parts } = this;
     const { moment } = view;
-    parts.flowtitle.textContent = `Layer ${moment.layer}, from router to aggregator`;
+    parts.flowtitle.textContent = moment.head.moe.includes(moment.layer) ? `Layer ${moment.layer}, from router to aggregator` : `Layer ${moment.layer}, dense`;
     parts.flow.setAttribute("aria-label", `Layer ${moment.layer}, token ${view.token}. Up and down choose another token, E edits.`);
     patch(parts.flowtools, view.live && moment.ids(view.token) ? `<button type="button" class="btn low" data-act="editrouting" data-lm-suppress-shortcuts="true">Edit token ${view.token}<kbd>E</kbd></button>` : "");
     const editing = view.editing?.kind === "routing";
@@ -199,7 +201,6 @@ class StepperView extends Actions {
   paintFork() {
     const { view, parts } = this;
     if (!view.moment) return;
-    if (!view.moment.facts.run.forked) view.comparison = null;
     patch(parts.forkpanel, forkPanel(view));
     const own = view.moment.facts.run.edits.filter(([run]) => run === "fork");
     parts.forkwords.textContent = own.length ? own.at(-1)[1] : "";
@@ -209,9 +210,8 @@ class StepperView extends Actions {
 
   kernelIs(state) {
     this.kernel = state;
-    if (state === "gone" || state === "page") this.view.live = false;
-    this.showState();
-    if (this.view.moment) this.paint();
+    if (this.view.moment && this.view.live !== this.able()) this.paint();
+    else this.showState();
   }
 
   showUnit() {

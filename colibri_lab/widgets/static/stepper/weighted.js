@@ -28,7 +28,8 @@ export function weightedSum(view, x, from) {
     const words = ids && !gates ? "gates are not kept" : ids ? "the experts of this token have not run yet" : waiting(moment, "router");
     return { svg: `${title}<text x="${x}" y="62">${words}</text>`, links: "", height: 90 };
   }
-  const top = Math.max(...parts.flatMap((p) => p.values.map(Math.abs)).concat(total ? Array.from(total, Math.abs) : []).filter(Number.isFinite), 1e-9);
+  const finite = parts.flatMap((p) => p.values.map(Math.abs)).concat(total ? Array.from(total, Math.abs) : []).filter(Number.isFinite);
+  const top = Math.max(...finite, 1e-30);
   const figures = parts.length <= 3;
   const pitch = figures ? 74 : 46;
   let y = 52;
@@ -52,7 +53,7 @@ export function weightedSum(view, x, from) {
   const wide = moment.facts.buffers.find((b) => b.path.endsWith("moe.input"))?.shape[1];
   const shown = parts[0].values.length;
   const key = Array.from({ length: 17 }, (_, i) => `<rect x="${i * 6}" width="6" height="8" fill="${signedColour((i - 8) / 8)}"/>`).join("");
-  svg += `<g transform="translate(${x},${y + 60})">${key}<text x="108" y="8">±${top.toPrecision(2)} · first ${shown}${wide ? ` of ${wide}` : ""} values</text></g>`;
+  svg += `<g transform="translate(${x},${y + 60})">${key}<text x="108" y="8">${finite.length ? `±${top < 1e-20 ? 0 : top.toPrecision(2)}` : "nothing finite"} · first ${shown}${wide ? ` of ${wide}` : ""} values</text></g>`;
   return { svg, links, height: y + 80 };
 }
 

@@ -36,10 +36,10 @@ export function stopSentence(view) {
   const { place, reason } = moment.facts;
   const token = view.token;
   if (place.stage === null) return `Before the first stage of ${plural(moment.facts.rows[1] - moment.facts.rows[0], "token")}. <span class="sub">${nextWords(moment)} Press <b>.</b> to step.</span>`;
-  const why = reason && reason !== "end" ? `, ${escape(reason)}` : "";
+  const met = plural(moment.facts.hits.length, "token");
+  const why = reason === "condition" ? `: the condition holds for ${met}` : reason.startsWith("breakpoint") ? `, ${escape(reason)} (${met})` : "";
   const whose = moment.facts.run.look === "fork" ? "The fork stands" : "Stopped";
-  const hits = moment.facts.hits.length && why ? ` (${plural(moment.facts.hits.length, "token")} there)` : "";
-  return `${whose} after ${placeName(place)}${why}${hits}. ${about(view, token)} <span class="sub">${nextWords(moment)}</span>`;
+  return `${whose} after ${placeName(place)}${why}. ${about(view, token)} <span class="sub">${nextWords(moment)}</span>`;
 }
 
 // What happens to the selected token at this place.
@@ -58,5 +58,6 @@ function about(view, token) {
   }
   const held = ids.flatMap((e, slot) => (e < 0 ? [] : [`${gates ? `<b>${gate(gates[slot])}</b> × ` : ""}${chip(view, e)}`]));
   if (!held.length) return `${name} goes to no expert.`;
-  return `${name} ${stage === "router" || stage === "dispatcher" ? "goes to" : "got"} ${held.join(" + ")}.`;
+  const more = held.length > 4 ? ` and ${held.length - 3} more` : "";
+  return `${name} ${stage === "router" || stage === "dispatcher" ? "goes to" : "got"} ${(more ? held.slice(0, 3) : held).join(" + ")}${more}.`;
 }

@@ -32,7 +32,7 @@ export function showWork(stepper) {
   for (const node of stepper.root.querySelectorAll("[data-add], [data-act=break], [data-act=watch]")) node.disabled = !able;
   parts.body.classList.toggle("dimmed", running);
   if (WHY[stepper.kernel]) parts.worktext.innerHTML = `<b class="bad">✗</b> ${escape(WHY[stepper.kernel])}`;
-  else if (running) parts.worktext.textContent = `${status.text}${status.total ? ` · ${Math.round((100 * status.done) / status.total)} %` : ""}. ${stoppable ? "Stop (Esc) ends it." : "A cell is running this: stop it with the kernel’s own interrupt (■, or I I)."}`;
+  else if (running) parts.worktext.textContent = `${status.text.replace(/\.$/, "")}${status.total ? ` · ${Math.round((100 * status.done) / status.total)} %` : ""}. ${stoppable ? "Stop (Esc) ends it." : "A cell is running this: stop it with the kernel’s own interrupt (■, or I I)."}`;
   else parts.worktext.textContent = state === "idle" ? status.text ?? "" : "";
   parts.meter.parentElement.hidden = !running || !status.total;
   parts.meter.style.width = `${status.total ? (100 * status.done) / status.total : 0}%`;
