@@ -42,6 +42,7 @@ _RETRY_SECONDS = 0.2
 _KEPT_BYTES = 24 << 20  # frames of the walk that a saved page may carry; the oldest are forgotten first
 _IDLE: Status = {"state": "idle"}
 _BUSY = "A cell is running on this session. Looking at what is shown works; this step waits its turn."
+_AT_ONCE = ("ready", "seen", "stop", "html")  # requests that are answered where they arrive; others in a thread
 UNITS = ("stage", "expert", "layer", "token")
 
 Message = tuple[dict[str, Any], list[bytes]]
@@ -217,8 +218,9 @@ class TokenStepper(anywidget.AnyWidget):
             return
         if other is not None:
             self._patiently(lambda: come(other, rank(run.where), None))
-        self._arrive()
-        self._patiently(self._post_frame)
+        with self.hold_sync():  # the picture first, the selection behind it
+            self._arrive()
+            self._patiently(self._post_frame)
 
     def _arrive(self) -> None:
         """The selection goes to where the run stands: its layer, a token of its pass."""
@@ -398,7 +400,7 @@ class TokenStepper(anywidget.AnyWidget):
 
     def _on_message(self, _: Any, request: Mapping[str, Any], __: Sequence[Any]) -> None:
         """A request of the browser. Whatever goes wrong is shown in the view, never lost in a log."""
-        if request.get("kind") in ("ready", "stop", "html"):
+        if request.get("kind") in _AT_ONCE:
             self._guarded(request)
         else:
             threading.Thread(target=self._guarded, args=(request,), daemon=True, name="colibri-stepper").start()
@@ -412,7 +414,7 @@ class TokenStepper(anywidget.AnyWidget):
                 text = f"{sentence(error)} Nothing was changed."
                 self._status = {"state": "error", "text": text, "traceback": trace_of(error)}
         finally:
-            if request.get("kind") not in ("ready", "stop", "html"):
+            if request.get("kind") not in _AT_ONCE:
                 self._post(({"kind": "done", "number": request.get("number", 0)}, []))
 
     def handle(self, request: Mapping[str, Any]) -> None:
@@ -426,6 +428,8 @@ class TokenStepper(anywidget.AnyWidget):
         }  # fmt: skip
         if kind in simple:
             simple[kind]()
+        elif kind == "seen":
+            self.send({"kind": "heard"})  # as an answer, so that the next request comes the same way
         elif kind in ("step", "back"):
             getattr(self, kind)(str(request["unit"]))
         elif kind == "run_to":

@@ -4,11 +4,15 @@ import { copyText } from "../common/page.js";
 import { showHelp } from "../common/states.js";
 import { moveCursor } from "./pass_map.js";
 
+export const LATE = 700; // ms after which an unanswered request is said to wait
+
 // A view has model, root, parts, view, recorded, and paints itself.
 export class Actions {
   request(kind, more = {}) {
     if (!this.able() || this.working()) return;
     this.model.send({ kind, number: ++this.sent, ...more });
+    const number = this.sent;
+    setTimeout(() => this.answered < number && this.showState(), LATE);
     this.asked = performance.now();
   }
 

@@ -64,7 +64,7 @@ function residual(view, c, id) {
     const bar = v === 0 ? "" : `<rect x="${x}" y="${70 - h}" width="${step * 0.66}" height="${h}" fill="url(#${id}r)" stroke="var(--ink)" stroke-width="${named ? 1.2 : 0.6}"/>`;
     return `${bar}<text class="k" x="${x + step * 0.33}" y="${66 - (v === 0 ? 0 : h)}" text-anchor="middle" style="font-size:${label.length > 5 ? 9 : 11}px">${label}</text>${named || l % 8 === 0 ? `<text x="${x + step * 0.33}" y="84" text-anchor="middle"${l === view.moment.place.layer ? ' class="b"' : ""}>${l}</text>` : ""}`;
   });
-  return `<svg class="residual" width="${Math.max(60, 8 + c.L * step)}" height="90" role="img" aria-label="Change of the residual stream by layer, up to ${percent(top, 2)}">${hatch(id + "r")}<path d="M0 70.5H${8 + c.L * step}" stroke="var(--line2)"/>${drawn.join("")}</svg>`;
+  return `<svg class="residual" width="${Math.max(60, 8 + c.L * step)}" height="90" viewBox="0 0 ${Math.max(60, 8 + c.L * step)} 90" role="img" aria-label="Change of the residual stream by layer, up to ${percent(top, 2)}">${hatch(id + "r")}<path d="M0 70.5H${8 + c.L * step}" stroke="var(--line2)"/>${drawn.join("")}</svg>`;
 }
 
 function verdict(c) {

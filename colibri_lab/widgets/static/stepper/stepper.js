@@ -18,6 +18,7 @@ import { keyboard } from "./keyboard.js";
 import { patch, twin } from "./dom.js";
 import { showWork } from "./work_state.js";
 
+const REST = 250; // ms of rest before the table for screen readers is filled
 const WIDE = 1056; // from here on the aggregator stands beside the experts
 let views = 0;
 
@@ -56,7 +57,7 @@ class StepperView extends Actions {
     on("change:selection", () => this.adopt());
     const size = new ResizeObserver(() => this.resize());
     size.observe(root);
-    this.leave.push(watchTheme(() => this.setTheme()), () => size.disconnect());
+    this.leave.push(watchTheme(() => this.setTheme()), () => size.disconnect(), () => clearTimeout(this.resting));
     this.leave.push(watchKernel(model, (state) => this.kernelIs(state)));
     root.addEventListener("keydown", keyboard(parts, this.acts()));
     root.addEventListener("click", (event) => this.clicked(event));
@@ -67,8 +68,12 @@ class StepperView extends Actions {
     if (content.kind === "head") {
       this.head = content;
       parts.facts.textContent = content.title;
-    } else if (content.kind === "frame" && this.head) this.take(new Moment(this.head, content, buffers));
-    else if (content.kind === "compared" && this.head) {
+    } else if (content.kind === "frame" && this.head) {
+      this.take(new Moment(this.head, content, buffers));
+      // The kernel answers where it spoke last: after a frame from a cell that is the main shell, where the next request
+      // would wait for the next cell. Its answer to this brings us back to a shell of our own.
+      if (this.able() && this.answered === this.sent) this.model.send({ kind: "seen" });
+    } else if (content.kind === "compared" && this.head) {
       view.comparison = new Comparison(content, buffers);
       this.paintFork();
     } else if (content.kind === "html") {
@@ -137,7 +142,16 @@ class StepperView extends Actions {
   }
 
   resize() {
-    if (this.root.clientWidth !== this.width) this.paint();
+    if (this.root.clientWidth === this.width) return;
+    this.measure();
+    this.paint();
+  }
+
+  // Here alone: asking at every step would force a layout of the whole page.
+  measure() {
+    this.parts.body.hidden = false;
+    this.width = this.root.clientWidth;
+    this.mapWidth = Math.max(300, this.parts.map.clientWidth || 458);
   }
 
   paint() {
@@ -146,7 +160,7 @@ class StepperView extends Actions {
     const started = performance.now();
     view.live = this.able();
     view.slots = view.moment.slots;
-    this.width = this.root.clientWidth;
+    if (!this.width) this.measure();
     const { facts } = view.moment;
     parts.body.hidden = false;
     patch(parts.say, stopSentence(view));
@@ -160,7 +174,8 @@ class StepperView extends Actions {
     this.paintBuffers();
     this.paintFork();
     parts.code.textContent = facts.code;
-    patch(parts.twins, twin(view));
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => patch(parts.twins, twin(view)), REST);
     this.showState();
     this.root.dataset.drawn = ++this.draws;
     this.root.dataset.took = (performance.now() - started).toFixed(1); // ms
@@ -174,7 +189,7 @@ class StepperView extends Actions {
     const number = this.head.passes.findIndex(([start]) => start === view.moment.facts.rows[0]) + 1;
     const kept = this.page ? ` · moment ${this.recorded.at + 1} of ${this.recorded.moments.length} kept` : "";
     parts.count.textContent = `${done} of ${all} stages done${passes > 1 ? `, pass ${number} of ${passes}` : ""}${kept}`;
-    patch(parts.map, passMap(view, Math.max(300, parts.map.clientWidth || 458)));
+    patch(parts.map, passMap(view, this.mapWidth));
     const at = view.cursor ?? view.moment.place;
     parts.map.setAttribute("aria-label", `Map of the forward pass. ${view.cursor ? "Cell" : "Stopped after"} ${at.stage ?? "nothing yet"}${at.layer === null || at.layer === undefined ? "" : `, layer ${at.layer}`}. Arrows move, Enter goes there, B sets a breakpoint.`);
   }

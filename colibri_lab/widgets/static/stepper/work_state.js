@@ -2,6 +2,7 @@
 import { escape } from "../common/format.js";
 import { interrupter } from "../common/kernel.js";
 import { LIVE, showFault } from "../common/states.js";
+import { LATE } from "./actions.js";
 
 const WHY = { gone: "No kernel. What is shown stays; run the cell again to go on.", lost: "The connection to the kernel is lost.", page: "" };
 
@@ -33,6 +34,7 @@ export function showWork(stepper) {
   parts.body.classList.toggle("dimmed", running);
   if (WHY[stepper.kernel]) parts.worktext.innerHTML = `<b class="bad">✗</b> ${escape(WHY[stepper.kernel])}`;
   else if (running) parts.worktext.textContent = `${status.text.replace(/\.$/, "")}${status.total ? ` · ${Math.round((100 * status.done) / status.total)} %` : ""}. ${stoppable ? "Stop (Esc) ends it." : "A cell is running this: stop it with the kernel’s own interrupt (■, or I I)."}`;
+  else if (stepper.answered < stepper.sent && performance.now() - stepper.asked >= LATE && stepper.kernel === "busy") parts.worktext.textContent = "A cell is running; this waits until the kernel hears it.";
   else parts.worktext.textContent = state === "idle" ? status.text ?? "" : "";
   parts.meter.parentElement.hidden = !running || !status.total;
   parts.meter.style.width = `${status.total ? (100 * status.done) / status.total : 0}%`;
