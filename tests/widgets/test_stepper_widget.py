@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +336,17 @@ def test_a_closed_view_lets_go(view: TokenStepper) -> None:
     view.close()
     view.handle({"kind": "ready"})
     assert repr(view) == "<TokenStepper, closed>" and view.forked is None and not view._frames
+
+
+def test_closed_views_are_forgotten() -> None:
+    """Ten views, made, moved and closed, leave none alive."""
+    stepper = lab.open().session(capture="moe", threads=1).stepper(TEXT, chunk=None)
+    gone = []
+    for _ in range(10):
+        view = lab.TokenStepper(stepper)
+        view.step()
+        gone.append(weakref.ref(view))
+        view.close()
+    del view
+    gc.collect()
+    assert not [reference for reference in gone if reference() is not None]
