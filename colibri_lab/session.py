@@ -342,7 +342,9 @@ class Session:
         if self._engine.open_pass() is not None:
             stage, layer, _ = self._engine.next_stage() or ("logits", -1, -1)
             at = f"the {stage} of layer {layer}" if layer >= 0 else f"the stage {stage}"
-            raise BusyError(f"session busy: a pass is open, a stepper stands before {at}; let it finish(), or session.reset()")
+            raise BusyError(
+                f"session busy: a pass is open, a stepper stands before {at}; let it finish(), or session.reset()"
+            )
 
     def _pass(self, index: int) -> Pass:
         """Pass number `index`. Its parts count only if no other thread ended a pass or reset while we gathered them."""
