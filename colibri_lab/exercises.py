@@ -41,7 +41,7 @@ class Verdict:
 
 
 def stepper_1(answer: object) -> Verdict:
-    """In which layer is the router least sure about the last token of "2 * 9 = 1"? A layer number."""
+    """In which layer is the router least sure, by `margin`, about the last token of "2 * 9 = 1"? A layer number."""
     layer = _whole(answer)
     layers = _model().config.num_hidden_layers
     if layer is None:
@@ -126,6 +126,8 @@ def stepper_4(answer: object) -> Verdict:
         return Verdict(False, "That is KL(fork || original). The original comes first: original.compare(fork).")
     if _near(number, forward / np.log(2)):
         return Verdict(False, "That is in bits. A nat is 1.44 bits.")
+    if abs(number - forward) <= 0.2 * forward:
+        return Verdict(False, "That is close. Give three digits.")
     return Verdict(
         False,
         "Fork a stepper at its start, fork.set_k(1, layer=3) in that layer alone; original.compare(fork) has .kl.",
@@ -149,8 +151,8 @@ def _number(answer: object) -> float | None:
 
 
 def _whole(answer: object) -> int | None:
-    """One whole number; "layers.3" and "layer 3" count."""
-    number = _number(re.sub(r"^layers?[ .]", "", answer.strip()) if isinstance(answer, str) else answer)
+    """One whole number; "layers.3" and "Layer 3" count."""
+    number = _number(re.sub(r"(?i)^layers?[ .]", "", answer.strip()) if isinstance(answer, str) else answer)
     return int(number) if number is not None and np.isfinite(number) and number == int(number) else None
 
 
@@ -164,7 +166,9 @@ def _paths(answer: object) -> list[str] | None:
 def _pair(answer: object) -> tuple[int, int] | None:
     """(layer, expert) as two whole numbers, or as the path of the expert or of one of its buffers."""
     if isinstance(answer, str):
-        found = re.fullmatch(r"layers\.(\d{1,9})\.(?:moe\.)?experts\.(\d{1,9})(?:\.\w+)?", answer.strip())
+        path = r"layers\.(\d{1,9})\.(?:moe\.)?experts\.(\d{1,9})(?:\.\w+)?"
+        words = r"\(?(?:layer )?(\d{1,9})[, ]+(?:expert )?(\d{1,9})\)?"
+        found = re.fullmatch(path, answer.strip()) or re.fullmatch(words, answer.strip())
         return (int(found[1]), int(found[2])) if found else None
     numbers = [_whole(part) for part in _several(answer)]
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:

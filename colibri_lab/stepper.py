@@ -266,7 +266,9 @@ class Stepper(Steering):
         """The later stages that will still read a tap of this pass, in words; empty when nobody will."""
         with self._walk.alone():
             self._walk.arrive()
-            later = ["the attention of later passes"] if self._walk.later_tokens_read(path) else []
+            last = len(self._walk.walked) == len(self._walk.chunks)
+            whose = "whatever the session is fed after this walk" if last else "later passes"
+            later = [f"the attention of {whose}"] if self._walk.later_tokens_read(path) else []
             return [str(place) for place in self._walk.readers_of(path)] + later
 
     def locals(self) -> Locals:
@@ -357,7 +359,7 @@ class Stepper(Steering):
         raise TypeError("a stepper is live engine memory and cannot be pickled or copied; fork() makes a second one")
 
     def __repr__(self) -> str:
-        return f"<Stepper {self.where}, {len(self.edits)} edits>"
+        return f"<Stepper {self.where}, {len(self.edits)} edit{'s' * (len(self.edits) != 1)}>"
 
 
 def _ends(unit: str) -> frozenset[str]:

@@ -366,10 +366,12 @@ class Walk:
     def refusal(self, path: str) -> str:
         """Why an edit of these rows would change nothing, and what to edit instead."""
         if not self.walked or not self.is_open:
-            after = "the walk is at its end" if self.at_end else "no pass is under way"
-            return (
-                f"'{path}' cannot be edited: {after}, and the rows of finished passes are closed; back() into one first"
-            )
+            if not self.at_end:
+                return (
+                    f"'{path}' is not there yet: no pass is under way; {self.writer_of(path)} writes it in the next. "
+                    "Step there first, or use patch() or scale(), which wait for it"
+                )
+            return f"'{path}' cannot be edited: the walk is at its end, where all rows are closed; back() into it first"
         tap, kind = self.tap(path), self.name(self.tap(path))
         if not self.is_written(path):
             return (

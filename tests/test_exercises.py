@@ -158,6 +158,12 @@ def test_a_mistake_that_is_known_is_named(truth):
     assert "KL(fork || original)" in checks.stepper_4(truth["backward"]).message
     assert "bits" in checks.stepper_4(truth["comparison"].kl / np.log(2)).message
     assert "No token" in checks.stepper_3(truth["unused"]).message
+    assert "three digits" in checks.stepper_4(1.1 * truth["comparison"].kl).message
+    layer, expert = truth["pair"]
+    assert all(
+        checks.stepper_3(text)
+        for text in (f"({layer}, {expert})", f"{layer},{expert}", f"layer {layer}, expert {expert}")
+    )
     assert "at least one more" in checks.stepper_2(["moe.gates"]).message
     assert "not written by the router" in checks.stepper_2(["moe.output", "moe.gates"]).message
 

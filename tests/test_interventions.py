@@ -327,6 +327,12 @@ def test_an_edit_of_what_nobody_will_read_is_refused_and_says_where_to_edit(bund
     assert held(session) == held(fed(bundled, [stepper.ids]))
 
 
+def test_an_edit_before_the_first_stage_says_which_stage_writes_the_buffer(bundled):
+    _, stepper = walk(bundled)
+    with pytest.raises(lab.ArgumentError, match=r"the router of layer 3 writes it.*patch\(\)"):
+        stepper.edit("layers.3.moe.gates")
+
+
 def test_changes_behind_the_walk_are_refused(bundled):
     _, stepper = walk(bundled)
     stepper.run_to("stage == 'dispatcher' and layer == 1")

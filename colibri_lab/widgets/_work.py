@@ -80,6 +80,9 @@ def short(text: str) -> str:
 def sentence(error: BaseException) -> str:
     """An error as one sentence; one that is not ours with its kind in front."""
     words = str(error).strip() or type(error).__name__
+    column = getattr(error, "column", None)
+    if column is not None:  # of a condition, whose caret needs lines of its own
+        words = f"{words.splitlines()[0]} (column {column + 1})"
     if not isinstance(error, ColibriError):
         words = f"{type(error).__name__}: {words}"
     return words[0].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")

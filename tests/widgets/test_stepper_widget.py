@@ -215,7 +215,7 @@ def test_a_bad_condition_is_shown_with_its_column_and_nothing_runs(view: TokenSt
     view.step("layer")
     before = view.stepper.where
     view._guarded({"kind": "run_to", "condition": "layer == = 3"})
-    assert view._status["state"] == "error" and "^" in view._status["text"]
+    assert view._status["state"] == "error" and "(column 10)" in view._status["text"]
     assert view.stepper.where == before
 
 

@@ -73,4 +73,6 @@ function values(view, b, at) {
   return `${title}<div class="m figures">${lines.join("\n")}</div><div class="line">${edit}</div>`;
 }
 
-export const plain = (v) => (Number.isNaN(v) ? "nan" : v === Infinity ? "inf" : v === -Infinity ? "-inf" : String(Number(v.toPrecision(7))));
+// A float32 in the fewest digits that give it back, so that a value nobody touched is written as it was.
+export const plain = (v) => (Number.isNaN(v) ? "nan" : v === Infinity ? "inf" : v === -Infinity ? "-inf" : shortest(v));
+const shortest = (v) => [6, 7, 8, 9].map((digits) => String(Number(v.toPrecision(digits)))).find((text) => Math.fround(Number(text)) === Math.fround(v)) ?? String(v);
