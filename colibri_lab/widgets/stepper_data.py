@@ -28,6 +28,7 @@ STAGES = (
 """In the order in which a pass runs them."""
 FIRST = 32
 """Values of a row that are drawn."""
+_LIKELY = 6  # next tokens that are listed
 _ROWS = 128  # token rows around the selected one that are sent
 _BINS, _VALUES = 24, 8  # of the histogram, and of a row in figures
 _UNKNOWN = np.uint32(0xFFFFFFFF)
@@ -191,10 +192,27 @@ def frame(walk: Walks, look: Mapping[str, int]) -> tuple[dict[str, Any], dict[st
         "buffers": buffers,
         "breakpoints": _breakpoints(walk, where),
         "watches": _watches(walk, token),
+        "likely": _likely(walk) if where.stage == "logits" else [],
         "code": code_here(walk),
     }
     arrays = {**picture, **numbers, "load": _load(walk, where)}
     return facts, arrays
+
+
+def _likely(walk: Walks) -> list[tuple[str, float | None]]:
+    """The likeliest next tokens and their probabilities; None where the logits hold NaN."""
+    z = np.array(walk.session.logits, np.float64)
+    with np.errstate(invalid="ignore"):
+        p = np.exp(z - z.max())
+        p /= p.sum()
+    tokenizer = walk.session.model.tokenizer
+    return [
+        (
+            f"<{number}>" if tokenizer is None else tokenizer.texts([number])[0],
+            float(p[number]) if p[number] >= 0 else None,
+        )
+        for number in np.argsort(-p, kind="stable")[:_LIKELY].tolist()
+    ]
 
 
 def _layer(walk: Walks, layer: int, rows: tuple[int, int], part: tuple[int, int]) -> dict[str, Array]:

@@ -186,3 +186,17 @@ def test_a_comparison_keeps_nan_out_of_its_facts(walk: Any) -> None:
     facts, arrays = data.comparison(walk.compare(fork), 0)
     json.dumps(facts, allow_nan=False)
     assert np.isnan(arrays["kl"]).all() and arrays["residual"].shape == (6, len(walk.ids))
+
+
+def test_at_the_end_of_a_pass_the_likeliest_next_tokens_are_listed() -> None:
+    session = lab.open().session(max_tokens=16)
+    walk = session.stepper("3 * 7 = 2", chunk=None)
+    look = {"layer": 0, "token": 0, "expert": 0}
+    walk.step("layer")
+    assert data.frame(walk, look)[0]["likely"] == []
+    walk.finish()
+    likely = data.frame(walk, look)[0]["likely"]
+    z = session.logits.astype(np.float64)
+    p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+    assert likely[0] == (session.model.tokenizer.texts([int(p.argmax())])[0], pytest.approx(p.max()))
+    assert [chance for _, chance in likely] == sorted((chance for _, chance in likely), reverse=True)

@@ -33,7 +33,7 @@ export function bufferTable(view) {
     const why = b.readers.length ? `still read by ${b.readers.join(", ")}` : "nobody will read it again";
     return `<tr class="${on ? "on" : ""}"><td><button type="button" class="name m" data-act="open" data-path="${b.path}" aria-expanded="${on}" ${SUPPRESS}>${escape(shortName(b.path, moment.layer))}</button></td><td>${b.shape.join("×")}</td><td>${DTYPES[b.dtype] ?? b.dtype}</td><td class="num">${size}</td><td class="num">${strange}${b.nonfinite}</td><td class="q" title="${escape(why)}">${state}</td></tr>`;
   });
-  return `<table class="t"><thead><tr><th>layers.${moment.layer}.</th><th>shape</th><th>dtype</th><th class="num">absmax</th><th class="num">non-finite</th><th>state</th></tr></thead><tbody>${rows.join("")}</tbody></table>`;
+  return `<table class="t"><thead><tr><th>${buffers.some((b) => b.path.startsWith(`layers.${moment.layer}.`)) ? `layers.${moment.layer}.` : "buffer"}</th><th>shape</th><th>dtype</th><th class="num">absmax</th><th class="num">non-finite</th><th>state</th></tr></thead><tbody>${rows.join("")}</tbody></table>`;
 }
 
 export function bufferDetail(view) {

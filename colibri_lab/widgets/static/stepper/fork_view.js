@@ -25,7 +25,7 @@ const swatch = (id, hatched) => `<svg width="14" height="10" aria-hidden="true">
 export function forkPanel(view) {
   const { comparison: c, moment, live, uid } = view;
   if (!moment.facts.run.forked)
-    return `<p class="pad q">No fork yet. <b>K</b> makes one here; any change made in this view makes one by itself and leaves the original as it is.</p>${live ? `<button type="button" class="btn" data-act="fork" ${SUPPRESS}>Fork here<kbd>K</kbd></button>` : ""}`;
+    return `${likely(moment)}<p class="pad q">No fork yet. <b>K</b> makes one here; any change made in this view makes one by itself and leaves the original as it is.</p>${live ? `<button type="button" class="btn" data-act="fork" ${SUPPRESS}>Fork here<kbd>K</kbd></button>` : ""}`;
   const side = `<span class="seg" role="group" aria-label="Whose buffers are shown">${["original", "fork"].map((which) => `<button type="button" data-look="${which}" aria-pressed="${moment.facts.run.look === which}" ${live ? "" : "disabled"} ${SUPPRESS}>${which}</button>`).join("")}</span>`;
   const drop = live ? `<button type="button" class="btn low" data-act="drop" ${SUPPRESS}>Drop the fork</button>` : "";
   const bar = `<div class="line"><span class="q">Show the buffers of</span>${side}<span class="sp"></span>${drop}</div>`;
@@ -34,6 +34,15 @@ export function forkPanel(view) {
   const last = moment.head.ids.length - 1;
   const after = word(moment.head.texts[last], moment.head.ids[last]);
   return `${bar}<div class="pair"><div><div class="lg"><span>Next token after <span class="m">${escape(after)}</span>:</span><span>${swatch(id + "a", false)} original</span><span>${swatch(id + "b", true)} fork</span></div>${bars(c, id)}</div><div class="grow"><div class="q small">change of the residual stream at token ${view.token}, by layer</div>${residual(view, c, id)}<div class="verdict">${verdict(c)}</div></div></div>${view.allChanges ? changes(c) : ""}`;
+}
+
+// At the end of a pass, before there is a fork: what comes next.
+function likely(moment) {
+  const { likely: tokens } = moment.facts;
+  if (!tokens?.length) return "";
+  const last = moment.head.ids.length - 1;
+  const rows = tokens.map(([text, p]) => `<tr><th scope="row" class="m">${escape(word(text, -1, 12))}</th><td>${p === null ? "NaN" : p < 0.005 ? "&lt;0.01" : fixed(p)}</td><td><span class="likely" style="width:${Math.round(BAR * (p ?? 0))}px"></span></td></tr>`);
+  return `<table class="likelies"><caption>Next token after <span class="m">${escape(word(moment.head.texts[last], moment.head.ids[last]))}</span></caption><tbody>${rows.join("")}</tbody></table>`;
 }
 
 function bars(c, id) {

@@ -48,8 +48,9 @@ export function passMap(view, width) {
     const look = current ? "here" : done ? "done" : "ahead";
     let inside = `<rect class="${look}" x="${x}" y="${y}" width="${w}" height="${h}" rx="2"/>`;
     if (stage === "expert" && w >= 2 * head.experts) inside = ticks(moment, layer, x, y, w, h);
-    if (label) inside += `<text x="${x + w / 2}" y="${y + h / 2 + 4}" text-anchor="middle"${done ? ' class="on"' : ""}>${label}</text>`;
-    if (current) inside += ring(x, y, w, h) + (w > 24 ? `<path d="M${x + 6} ${y + h / 2 - 6}l10 6l-10 6Z" fill="var(--sel)"/>` : "");
+    if (label) inside += `<text x="${x + w / 2}" y="${y + h / 2 + 4}" text-anchor="middle"${done && !current ? ' class="on"' : current ? ' class="b"' : ""}>${label}</text>`;
+    const middle = label ? y + 14 : y + h / 2; // a name stands in the middle
+    if (current) inside += ring(x, y, w, h) + (w > 24 ? `<path d="M${x + 6} ${middle - 6}l10 6l-10 6Z" fill="var(--sel)"/>` : "");
     return `<g class="cell" data-stage="${stage}"${layer === null ? "" : ` data-layer="${layer}"`}><title>${stageName(stage)}${layer === null ? "" : `, layer ${layer}`}: ${current ? "here" : done ? "done; click to go back" : "ahead; click to run there"}</title><rect x="${x - gap}" y="${y - 2}" width="${w + 2 * gap}" height="${h + 4}" fill="transparent"/>${inside}</g>`;
   };
   let over = "";
