@@ -313,7 +313,9 @@ def small_plan(cache: Path) -> Plan:
 
 
 def test_an_empty_task_of_threads_takes_its_median_batch(small_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sample per round, in microseconds, between the fastest and the slowest batch of that round."""
+    """One sample per round, in microseconds, between the fastest and the slowest batch of that round (a difference of
+    two times, so the fastest may lie below 0).
+    """
     needed = [
         programs.ROOT / "csrc" / "utils" / f"{name}.c" for name in ("threads", "status", "cpu_quota", "system_file")
     ]
@@ -325,7 +327,7 @@ def test_an_empty_task_of_threads_takes_its_median_batch(small_plan: Plan, monke
     monkeypatch.setattr(threads, "on_engine", with_threads_alone)
     (cell,) = threads.alone(small_plan)
     assert len(cell.samples["colibri"]) == 2
-    assert all(0 < s.extra["fastest"] <= s.value <= s.extra["slowest"] for s in cell.samples["colibri"])
+    assert all(s.extra["fastest"] <= s.value <= s.extra["slowest"] for s in cell.samples["colibri"])
 
 
 def test_two_threads_are_compared_with_one_beside_a_busy_process(small_plan: Plan) -> None:
