@@ -144,8 +144,9 @@ def _number(answer: object) -> float | None:
         answer = flat[0] if len(flat) == 1 else None
     if not isinstance(answer, str) and not is_number(answer):
         return None
+    given: Any = answer
     try:
-        return float(answer)  # type: ignore[arg-type]
+        return float(given)
     except (ValueError, OverflowError):
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -465,7 +466,7 @@ class TokenStepper(anywidget.AnyWidget):
     def _both(self, what: str, text: str) -> None:
         for run in (self.stepper, self._fork):
             if run is not None:
-                self._patiently(lambda run=run: getattr(run, what)(text))  # type: ignore[misc]
+                self._patiently(partial(getattr(run, what), text))
         self._patiently(self._post_frame)
 
     def _send_all(self) -> None:
