@@ -1,0 +1,1 @@
+"""Two traces compared: where they part, by how much, and why."""

@@ -1,0 +1,132 @@
+"""What a comparison of two traces found, as plain data: no array is worked on here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.trace import Trace
+
+__all__ = ["Attempt", "Diagnosis", "Diff", "Divergence", "Flip", "Prediction", "Tolerance", "Values", "Verdict"]
+
+Verdict = Literal["identical", "tie", "defect", "downstream"]
+
+TABLE = np.dtype([
+    ("path", "U96"),        # experts of a layer are one row: "layers.2.moe.experts.*.output"
+    ("max_abs", "f8"),      # largest |B - A|
+    ("max_rel", "f8"),      # largest |B - A| over the largest |A| of the tap
+    ("cosine", "f8"),       # of the two tensors as vectors; NaN when one is all zeros
+    ("ulp", "f8"),          # largest distance in float32 steps
+    ("layer", "i4"),        # -1 outside layers
+    ("stage", "U12"),
+    ("tolerance", "f8"),    # what max_rel was held against
+    ("state", "U12"),       # "same bits", "within", "beyond", or for expert ids "same", "tie", "flips"
+    ("token", "i4"),        # the first token row beyond tolerance (else the worst one); -1 when there is none
+    ("flips", "i4"),        # tokens with another set of experts; 0 for other taps
+])  # fmt: skip
+"""Columns of `Diff.table`, one row per compared tap in the order of the data's way."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far two runs may stray before it counts: declared before they are compared."""
+
+    relative: float  # of the largest value of a tap, where `by_tap` says nothing
+    by_tap: dict[str, float]  # tap path (experts as "*") -> relative; measured from a pair that should be equal
+    words: str  # how it was declared, one sentence
+
+    def of(self, path: str) -> float:
+        """The relative tolerance of a tap."""
+        return self.by_tap.get(path, self.relative)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first tap at which B leaves A."""
+
+    path: str
+    layer: int | None
+    stage: str
+    token: int
+    error: float  # largest |B - A| over the largest |A| of the tap
+    cause: str  # a sentence
+    expert: int | None = None
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A token that the two runs sent to different experts."""
+
+    layer: int
+    token: int
+    ids_a: tuple[int, ...]
+    ids_b: tuple[int, ...]
+    margin: float  # in A: s(k) - s(k+1); NaN when scores were not kept
+    moved: float  # how far the scores of the exchanged experts moved towards each other, B against A
+    verdict: Literal["tie", "defect", "downstream"]
+    cause: str  # a sentence: which stage upstream moved the score, by how much
+    consequence: float  # largest change that the token's block output suffered, relative; NaN when not kept
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One fault that was tried as an explanation."""
+
+    fault: str  # a kind: "swapped_gate_up"
+    words: str  # "gate and up swapped (w1, w3)"
+    state: Literal["explains", "tried", "excluded"]
+    left_over: float | None  # relative error that remains when A is computed with this fault; None when not tried
+    note: str = ""  # why it is excluded, or what the number says
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The likely fault behind the first divergence, and all that was tried."""
+
+    fault: str | None  # kind of the explanation; None when none explains
+    words: str  # the likely fault in one sentence
+    attempts: tuple[Attempt, ...]
+    confirm: str  # Python that confirms it when run; "" when there is none
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the differences do to the next-token distributions, on the common prefix only."""
+
+    positions: NDArray[np.int64]  # token rows with logits in both
+    kl: NDArray[np.float64]  # KL(A || B) in nats, one per position
+    same_top: NDArray[np.bool_]  # whether both have the same likeliest token
+    agreement: NDArray[np.float64]  # share of A's 5 likeliest that are among B's 5
+    cut: str  # why it ends before the longer run does; "" when both have the same tokens
+
+
+@dataclass(frozen=True)
+class Values:
+    """One tap of both runs, row by row."""
+
+    path: str
+    tokens: NDArray[np.int64]  # (n,) token row of each row
+    experts: NDArray[np.int64] | None  # (n,) for expert rows
+    a: NDArray[Any]  # (n, ...)
+    b: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Two traces compared; made by `lab.diff`."""
+
+    a: Trace
+    b: Trace
+    names: tuple[str, str]  # what to call A and B
+    n_tokens: int  # length of the common prefix
+    tolerance: Tolerance
+    verdict: Verdict
+    first_divergence: Divergence | None
+    flips: tuple[Flip, ...]  # by consequence, largest first
+    table: NDArray[Any]  # dtype TABLE
+    diagnosis: Diagnosis | None  # None when there is nothing to explain
+    prediction: Prediction | None  # None when one of them holds no logits
+    notes: tuple[str, ...]  # what could not be compared, and why; one sentence each
