@@ -24,12 +24,17 @@ _ROWS = 4096  # tokens worked on at a time: a block of 128 experts in float64 st
 def load(trace: Trace | HasTrace) -> NDArray[np.int64]:
     """Tokens per expert, (Lm, E) int64. Every row adds up to T·k, less the slots without an expert.
 
-    Chance: T·k/E each; `chance_band` tells how far a count may stray from it.
-    Raises NotCapturedError when the trace has no expert ids.
+    Chance: T·k/E each; `chance_band` tells how far a count may stray from it. A trace that counted and kept no tokens
+    gives what it counted.
+    Raises NotCapturedError when the trace has neither expert ids nor counts.
     """
     trace = trace_of(trace)
     out = np.zeros((len(trace.moe_layers), trace.num_experts), np.int64)
     for row, layer in enumerate(trace.moe_layers):
+        counted = trace.get(f"layers.{layer}.moe.load")
+        if counted is not None:
+            out[row] = counted
+            continue
         out[row] = np.bincount(_ids_from_1(trace, layer).ravel(), minlength=trace.num_experts + 1)[1:]
     return out
 

@@ -13,6 +13,9 @@ expert:
     layers.{l}.moe.dispatch.input     (N, H), likewise .gate .up .hidden .output
 
 and `trace["layers.3.moe.experts.5.input"]` is the slice of them that expert 5 received in the last pass.
+
+A recording that counted and kept no tokens has no `ids` and, of each MoE layer, `layers.{l}.moe.load` (E,) int64:
+tokens sent to each expert.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ _CAPTURE = {
     "layers.{l}.attn.k": "none", "layers.{l}.attn.v": "none", "layers.{l}.attn.weights": "layers.{l}.attn.weights",
     "layers.{l}.mlp.input": "all", "layers.{l}.mlp.output": "all",
     "layers.{l}.moe.router_logits": "routing", "layers.{l}.moe.scores": "routing",
-    "layers.{l}.moe.expert_ids": "routing", "layers.{l}.moe.gates": "routing",
+    "layers.{l}.moe.expert_ids": "routing", "layers.{l}.moe.gates": "routing", "layers.{l}.moe.load": "routing",
     "layers.{l}.moe.input": "moe", "layers.{l}.moe.routed": "moe", "layers.{l}.moe.output": "moe",
     "layers.{l}.moe.shared.output": "moe", "layers.{l}.moe.shared.gate": "moe",
     "layers.{l}.moe.dispatch.tokens": "moe", "layers.{l}.moe.dispatch.offsets": "moe",
@@ -69,7 +72,8 @@ class Trace(Mapping[str, Array]):
     token's text is "".
 
     Iteration and `len` list the stored paths; `trace[path]` also resolves `layers.{l}.moe.experts.{e}.{tap}`. An expert
-    id of −1 marks a slot that was not used or not recorded; its gate is 0, and no analysis counts it.
+    id of −1 marks a slot that was not used or not recorded; its gate is 0, and no analysis counts it. A token id of −1
+    is one that the recording does not tell.
 
     Raises FormatError when an array's shape contradicts the number of tokens, experts or passes, when its dtype is none
     for its tap, or when an expert id names no expert; ArgumentError for what is no array, id or text at all.
@@ -257,7 +261,7 @@ class Trace(Mapping[str, Array]):
             return  # a producer may store more than we know
         if layer is not None and int(layer[1]) not in (self._moe if ".moe." in path else self.layers):
             raise FormatError(f"'{path}' belongs to no {'MoE ' if '.moe.' in path else ''}layer of this model")
-        whole = kind.endswith((".expert_ids", ".dispatch.tokens", ".dispatch.offsets"))
+        whole = kind.endswith((".expert_ids", ".moe.load", ".dispatch.tokens", ".dispatch.offsets"))
         if array.dtype.kind not in ("iu" if whole else "fiu") and (whole or array.dtype.name != "bfloat16"):
             raise FormatError(f"'{path}' holds {array.dtype}; {'whole numbers' if whole else 'numbers'} are needed")
         dispatch = _DISPATCH.fullmatch(path)
@@ -265,6 +269,10 @@ class Trace(Mapping[str, Array]):
             expected = self._dispatch_shape(int(dispatch[1]), dispatch[2])
             if array.ndim < len(expected) or array.shape[: len(expected)] != expected:
                 raise FormatError(f"'{path}' has the shape {array.shape}; expected {_shown(expected, array.ndim)}")
+            return
+        if kind == "layers.{l}.moe.load":
+            if array.shape != (self.num_experts,) or (array < 0).any():
+                raise FormatError(f"'{path}' must be {self.num_experts} counts, none negative; it has {array.shape}")
             return
         width = {
             "router_logits": self.num_experts,
@@ -348,7 +356,7 @@ def _check_meta(meta: Mapping[str, Any], tokens: int) -> None:
         raise FormatError(f"meta['moe_layers'] must be ascending layer numbers below {layers}; it is {moe!r:.80}")
     if not (0 <= layers <= _LIMIT and experts <= _LIMIT):
         raise FormatError(f"{layers} layers with {experts} experts: more than {_LIMIT} of either is no model")
-    if not 1 <= chosen <= experts:
+    if not (1 <= chosen <= experts or (chosen == experts == 0 and not moe)):
         raise FormatError(f"{chosen} experts chosen of {experts} is impossible")
     position = 0
     for entry in meta["passes"]:

@@ -250,8 +250,8 @@ def _tokens(arrays: dict[str, Array]) -> tuple[list[int], list[str]]:
     if missing:
         raise FormatError(f"the tensor '{missing[0]}' is missing")
     ids, text, offsets = (arrays.pop(name) for name in ("tokens.ids", "tokens.text", "tokens.text_offsets"))
-    if ids.ndim != 1 or ids.dtype != np.int64 or (ids < 0).any():
-        raise FormatError("tokens.ids must be a list of int64 ids, none negative")
+    if ids.ndim != 1 or ids.dtype != np.int64 or (ids < -1).any():
+        raise FormatError("tokens.ids must be a list of int64 ids, none negative but −1 (not recorded)")
     whole = offsets.dtype == np.int64 and offsets.shape == (len(ids) + 1,) and text.dtype == np.uint8 and text.ndim == 1
     if not whole or offsets[0] != 0 or offsets[-1] != len(text) or (np.diff(offsets) < 0).any():
         raise FormatError(

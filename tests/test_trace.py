@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colibri_lab import routing
 from colibri_lab.errors import ArgumentError, FormatError, NotCapturedError, TapError
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.trace import Trace, check_values
@@ -271,3 +272,25 @@ def test_many_layers_are_looked_up_and_not_searched(monkeypatch: pytest.MonkeyPa
         made.clear()
         check_values(make(num_hidden_layers=layers, moe_layers=list(range(layers))))
         assert len(made) < 5
+
+
+def test_counts_without_tokens_are_a_trace_and_have_a_load() -> None:
+    """A recording that only counted holds `moe.load`; lab.routing.load gives it, other analyses say what is missing."""
+    about = {**synthetic_trace(2, 4, 2, 1).meta, "passes": []}
+    counts = np.array([5, 0, 2, 1], np.int64)
+    trace = Trace({f"layers.{n}.moe.load": counts + n for n in range(2)}, ids=[], texts=[], meta=about)
+    assert routing.load(trace).tolist() == [[5, 0, 2, 1], [6, 1, 3, 2]]
+    with pytest.raises(NotCapturedError):
+        routing.coactivation(trace)
+    for wrong in (counts[:3], -counts, counts[None], counts.astype(np.float32)):
+        with pytest.raises(FormatError, match=r"moe\.load"):
+            Trace({"layers.0.moe.load": wrong}, ids=[], texts=[], meta=about)
+
+
+def test_a_trace_without_expert_layers_needs_no_number_of_experts() -> None:
+    """Logits alone are a trace too: no layer, no expert, none chosen; with MoE layers there must be some."""
+    about = {**synthetic_trace(1, 4, 2, 1).meta, "num_hidden_layers": 0, "moe_layers": [], "num_experts": 0, "top_k": 0}
+    trace = Trace({"logits": np.zeros((1, 3), np.float32)}, ids=[-1], texts=[], meta=about)
+    assert trace.num_experts == 0 and trace.ids == [-1]
+    with pytest.raises(FormatError, match="0 experts chosen of 0"):
+        Trace({}, ids=[0], texts=[], meta={**about, "num_hidden_layers": 1, "moe_layers": [0]})
