@@ -34,7 +34,7 @@ from colibri_lab.errors import (
 )
 
 if TYPE_CHECKING:
-    from colibri_lab import exercises, nan, routing, testing
+    from colibri_lab import exercises, nan, record, routing, testing
     from colibri_lab._doctor import doctor
     from colibri_lab.compare import Comparison
     from colibri_lab.conditions import ConditionError
@@ -81,6 +81,7 @@ __all__ = [
     "load_trace",
     "nan",
     "open",
+    "record",
     "routing",
     "show_progress",
     "testing",
@@ -95,7 +96,7 @@ _LAZY = {
     "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper", "routing": "routing",
     "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
-    "exercises": "exercises",
+    "exercises": "exercises", "record": "record",
 }  # fmt: skip
 
 
