@@ -20,7 +20,7 @@ class Case:
     family: str
     """mixtral, qwen2_moe, qwen3_moe or olmoe; others only from a NumPy forward pass."""
     layer: int | None
-    """The layer it was planted in, the first of several; None outside layers and for a clean pair."""
+    """The layer it was planted in; None when it lies outside layers or in all of them."""
     expected: str
     """The first tap path that must differ, in data-flow order; experts as "layers.1.moe.experts.*.output"."""
     make: Callable[[Path], tuple[Trace, Trace, Path | None]]
