@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from colibri_lab.errors import ArgumentError, BusyError, CapacityError, ColibriE
 from colibri_lab.trace import Trace
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
-from colibri_lab.widgets._wire import Request, Status, pack
-from colibri_lab.widgets._work import RunsPrompts, Stopped, Work, sentence, short, trace_of
+from colibri_lab.widgets._wire import Request, pack
+from colibri_lab.widgets._work import IDLE, RunsPrompts, Stopped, Working, short
 from colibri_lab.widgets.explorer_data import ExplorerData
 from colibri_lab.widgets.html import view_page, write_page
 from colibri_lab.widgets.picture import explorer_png, explorer_text
@@ -31,13 +30,12 @@ __all__ = ["RoutingExplorer"]
 
 _RETRY_SECONDS = 0.2
 _PAGE_VALUES_BELOW = 8 << 20  # bytes of router values that a saved page may carry
-_IDLE: Status = {"state": "idle"}
 _BUSY = "A cell is running on this session. Looking at finished data works; this run waits its turn."
 
 Message = tuple[dict[str, Any], list[bytes]]
 
 
-class RoutingExplorer(anywidget.AnyWidget):
+class RoutingExplorer(Working, anywidget.AnyWidget):
     """Shows the routing of a trace, or of a session that it can also run.
 
     `selection` is a dict of layer (the model's own number), token (row) and expert, readable and settable; keys left
@@ -53,8 +51,8 @@ class RoutingExplorer(anywidget.AnyWidget):
 
     selection = traitlets.Dict().tag(sync=True)
     colour_by = traitlets.Enum(["expert", "entropy", "margin"], default_value="expert").tag(sync=True)
-    _status = traitlets.Dict(default_value=dict(_IDLE)).tag(sync=True)
-    _in_cell = traitlets.Bool(False).tag(sync=True)  # the work holds the kernel: messages, so Stop, wait for its end
+    _status = traitlets.Dict(default_value=dict(IDLE)).tag(sync=True)
+    _in_cell = traitlets.Bool(False).tag(sync=True)
 
     def __init__(self, session_or_trace: RunsPrompts | Trace) -> None:
         self._session: RunsPrompts | None = None
@@ -145,6 +143,7 @@ class RoutingExplorer(anywidget.AnyWidget):
         ids = self._encode(session, text)
         self._refuse_a_second()
         with self._work, self._working(f"Running {short(text)}") as work:
+            work.begin()
             before = session.ids
 
             def afresh() -> None:
@@ -170,6 +169,7 @@ class RoutingExplorer(anywidget.AnyWidget):
         session = self._need_session()
         self._refuse_a_second()
         with self._work, self._working("Generating") as work:
+            work.begin()
             made = 0
             try:
                 for made in self._tokens(session, count):
@@ -180,12 +180,6 @@ class RoutingExplorer(anywidget.AnyWidget):
                     kept, work.left = work.left, f"{work.left} The picture does not have them yet."
                     self._show(self._patiently(session.trace))
                     work.left = kept
-
-    def stop(self) -> None:
-        """Ends a run or generation within a second. Generated tokens stay; a prompt's pass that is stopped leaves the
-        session empty.
-        """
-        self._stop.set()
 
     def _need_session(self) -> RunsPrompts:
         if self._session is None:
@@ -251,55 +245,14 @@ class RoutingExplorer(anywidget.AnyWidget):
                 if made and session.ids != held:
                     raise BusyError("another call changed the session while this was generating") from error
 
-    def _refuse_a_second(self) -> None:
-        """The lock `_work` itself is taken by `with`, which an interrupt cannot part from letting go of it."""
-        if self._work.locked():
-            raise BusyError("This explorer is already working; stop it first.")
-
-    @contextmanager
-    def _working(self, what: str) -> Iterator[Work]:
-        """One piece of work: its status, and its end by success, Stop or error."""
-        self._stop.clear()
-        work = Work(what, self._stop, self._tell)
-        end: Status = _IDLE
-        try:
-            self._in_cell = threading.current_thread() is threading.main_thread()
-            self._status = {"state": "working", "text": what}
-            yield work
-        except Stopped:
-            end = {"state": "idle", "text": f"Stopped. {work.left}"}
-        except KeyboardInterrupt:  # how Stop ends a cell's work; the cell ends with it
-            end = {"state": "idle", "text": f"Stopped. {work.left}"}
-            raise
-        except BaseException as error:
-            end = {"state": "error", "text": f"{sentence(error)} {work.left}", "traceback": trace_of(error)}
-            raise
-        finally:
-            self._status = dict(end)
-
-    def _tell(self, status: Status) -> None:
-        self._status = dict(status)
-
     # ---- messages ----
 
     def _on_message(self, _: Any, request: Request, __: Sequence[Any]) -> None:
-        """A request of the browser. Whatever goes wrong is shown in the view, never lost in a log."""
+        """A request of the browser; what takes long in a thread of its own."""
         if request.get("kind") in ("run", "generate"):
             threading.Thread(target=self._guarded, args=(request,), daemon=True, name="colibri-explorer").start()
         else:
             self._guarded(request)
-
-    def _guarded(self, request: Request) -> None:
-        before = self._status
-        try:
-            self.handle(request)
-        except Exception as error:
-            if self._status is before or self._status.get("state") != "error":  # else the work has told it
-                self._status = {
-                    "state": "error",
-                    "text": f"{sentence(error)} Nothing was changed.",
-                    "traceback": trace_of(error),
-                }
 
     def handle(self, request: Request) -> None:
         """Answers one request of the browser, here and now; raises what goes wrong."""
@@ -429,7 +382,7 @@ class RoutingExplorer(anywidget.AnyWidget):
                     f"The router logits of all tokens ({size / 1e6:,.0f} MB) are not in this page; "
                     "the chosen experts are shown."
                 )
-        state = {"selection": self.selection, "colour_by": self.colour_by, "_status": _IDLE}
+        state = {"selection": self.selection, "colour_by": self.colour_by, "_status": IDLE}
         return view_page("explorer", self._title(), state, messages)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:  # type: ignore[override]

@@ -6,8 +6,8 @@ It drives a `Stepper`. What is changed in the view is changed in a fork, so that
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -19,8 +19,8 @@ import traitlets
 from colibri_lab.errors import ArgumentError, BusyError, ColibriError
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
-from colibri_lab.widgets._wire import Status, pack
-from colibri_lab.widgets._work import Stopped, Work, sentence, trace_of
+from colibri_lab.widgets._wire import pack
+from colibri_lab.widgets._work import IDLE, Stopped, Work, Working
 from colibri_lab.widgets.html import view_page, write_page
 from colibri_lab.widgets.stepper_data import (
     Walks,
@@ -41,7 +41,6 @@ __all__ = ["TokenStepper"]
 
 _RETRY_SECONDS = 0.2
 _KEPT_BYTES = 24 << 20  # frames of the walk that a saved page may carry; the oldest are forgotten first
-_IDLE: Status = {"state": "idle"}
 _BUSY = "A cell is running on this session. Looking at what is shown works; this step waits its turn."
 _AT_ONCE = ("ready", "seen", "stop", "html")  # requests that are answered where they arrive; others in a thread
 UNITS = ("stage", "expert", "layer", "token")
@@ -49,7 +48,7 @@ UNITS = ("stage", "expert", "layer", "token")
 Message = tuple[dict[str, Any], list[bytes]]
 
 
-class TokenStepper(anywidget.AnyWidget):
+class TokenStepper(Working, anywidget.AnyWidget):
     """Walks a prompt through the model, stage by stage, and shows the buffers of every moment.
 
     `x` is a stepper, a session (its tokens are walked through anew in a session of its own; or `text`, which is then
@@ -69,8 +68,8 @@ class TokenStepper(anywidget.AnyWidget):
     selection = traitlets.Dict().tag(sync=True)
     unit = traitlets.Enum(UNITS, default_value="stage").tag(sync=True)
     look = traitlets.Enum(("original", "fork"), default_value="original").tag(sync=True)
-    _status = traitlets.Dict(default_value=dict(_IDLE)).tag(sync=True)
-    _in_cell = traitlets.Bool(False).tag(sync=True)  # the work holds the kernel: messages, so Stop, wait for its end
+    _status = traitlets.Dict(default_value=dict(IDLE)).tag(sync=True)
+    _in_cell = traitlets.Bool(False).tag(sync=True)
 
     def __init__(self, x: Any, text: str | None = None, chunk: int | None = None) -> None:
         self._walk: Walks | None = None
@@ -191,15 +190,11 @@ class TokenStepper(anywidget.AnyWidget):
         wanted = stage_rank(stage, layer, expert)
         return self._move("Going there", lambda run, work: come(run, (run.where.pass_index, *wanted), work))
 
-    def stop(self) -> None:
-        """Ends a run; it stands where it got to."""
-        self._stop.set()
-
     def refresh(self) -> None:
         """Shows where the stepper stands now, after it was moved from Python."""
         self._arrive()
         self._patiently(self._post_frame)
-        self._status = dict(_IDLE)
+        self._status = dict(IDLE)
 
     def _move(self, what: str, go: Callable[[Any, Work], None]) -> Any:
         self._refuse_a_second()
@@ -343,33 +338,6 @@ class TokenStepper(anywidget.AnyWidget):
             else:
                 return done
 
-    def _refuse_a_second(self) -> None:
-        if self._work.locked():
-            raise BusyError("This view is already working; stop it first.")
-
-    @contextmanager
-    def _working(self, what: str) -> Iterator[Work]:
-        """One piece of work: its status, and its end by success, Stop or error."""
-        self._stop.clear()
-        work = Work(what, self._stop, self._tell)
-        end: Status = _IDLE
-        try:
-            self._in_cell = threading.current_thread() is threading.main_thread()
-            yield work
-        except Stopped:
-            end = {"state": "idle", "text": f"Stopped. {work.left}"}
-        except KeyboardInterrupt:  # how Stop ends a cell's work; the cell ends with it
-            end = {"state": "idle", "text": f"Stopped. {work.left}"}
-            raise
-        except BaseException as error:
-            end = {"state": "error", "text": f"{sentence(error)} {work.left}", "traceback": trace_of(error)}
-            raise
-        finally:
-            self._status = dict(end)
-
-    def _tell(self, status: Status) -> None:
-        self._status = dict(status)
-
     def _after_cells(self, on: bool) -> None:
         """In a notebook: looks after every cell whether the stepper was moved or changed there."""
         with suppress(ImportError, ValueError):
@@ -400,20 +368,15 @@ class TokenStepper(anywidget.AnyWidget):
     # ---- messages ----
 
     def _on_message(self, _: Any, request: Mapping[str, Any], __: Sequence[Any]) -> None:
-        """A request of the browser. Whatever goes wrong is shown in the view, never lost in a log."""
+        """A request of the browser; all but the shortest in a thread of its own."""
         if request.get("kind") in _AT_ONCE:
             self._guarded(request)
         else:
             threading.Thread(target=self._guarded, args=(request,), daemon=True, name="colibri-stepper").start()
 
     def _guarded(self, request: Mapping[str, Any]) -> None:
-        before = self._status
         try:
-            self.handle(request)
-        except Exception as error:
-            if self._status is before or self._status.get("state") != "error":  # else the work has told it
-                text = f"{sentence(error)} Nothing was changed."
-                self._status = {"state": "error", "text": text, "traceback": trace_of(error)}
+            super()._guarded(request)
         finally:
             if request.get("kind") not in _AT_ONCE:
                 self._post(({"kind": "done", "number": request.get("number", 0)}, []))
@@ -534,7 +497,7 @@ class TokenStepper(anywidget.AnyWidget):
         if not self._frames:
             self._keep(self._state(), self._frame())
         messages += [message for _, message in self._frames]
-        state = {"selection": self.selection, "unit": self.unit, "look": self.look, "_status": _IDLE}
+        state = {"selection": self.selection, "unit": self.unit, "look": self.look, "_status": IDLE}
         return view_page("stepper", title(self.stepper), state, messages)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:  # type: ignore[override]

@@ -2,7 +2,7 @@
 import { escape, expertColour, fixed, gate, plural, word } from "../common/format.js";
 import { inkOn } from "../common/palette.js";
 import { strange, waiting } from "./flow_marks.js";
-import { ring } from "./pass_map.js";
+import { ring } from "../common/pointers.js";
 import { weightedSum } from "./weighted.js";
 
 const TOP = 44;

@@ -1,5 +1,6 @@
 // The fork beside the original: next token as paired bars, change of the residual stream by layer, what was re-routed.
 import { escape, fixed, percent, plural, word } from "../common/format.js";
+import { hatch, swatch } from "../common/hatch.js";
 import { unpack } from "../common/wire.js";
 
 const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
@@ -18,9 +19,6 @@ export class Comparison {
     return this.residual[layer * this.T + token - this.facts.first];
   }
 }
-
-const hatch = (id) => `<defs><pattern id="${id}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path d="M0 0V5" stroke="var(--ink)" stroke-width="1.4"/></pattern></defs>`;
-const swatch = (id, hatched) => `<svg width="14" height="10" aria-hidden="true">${hatched ? `${hatch(id)}<rect x=".75" y=".75" width="12.5" height="8.5" fill="url(#${id})" stroke="var(--ink)" stroke-width="1.2"/>` : '<rect width="14" height="10" fill="var(--ink)" fill-opacity=".8"/>'}</svg>`;
 
 export function forkPanel(view) {
   const { comparison: c, moment, live, uid } = view;

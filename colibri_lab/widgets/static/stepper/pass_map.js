@@ -1,5 +1,6 @@
 // The map of the forward pass: layers × stages; done, ahead, here, breakpoints. A click runs there or goes back there.
 import { escape } from "../common/format.js";
+import { ring } from "../common/pointers.js";
 import { stageName } from "./words.js";
 
 const LEFT = 76;
@@ -12,9 +13,6 @@ export function octagon(x, y, r, name, off) {
   const shown = String(name).length > 2 ? "•" : name;
   return `<g pointer-events="none"><path d="M${x - a} ${y - r}H${x + a}L${x + r} ${y - a}V${y + a}L${x + a} ${y + r}H${x - a}L${x - r} ${y + a}V${y - a}Z" fill="${fill}" stroke="var(--bad)" stroke-width="1.5"/><text x="${x}" y="${y + 4}" text-anchor="middle" style="font-weight:700;fill:${off ? "var(--bad)" : "var(--card)"}">${escape(shown)}</text></g>`;
 }
-
-export const ring = (x, y, w, h) =>
-  `<rect x="${x - 1}" y="${y - 1}" width="${w + 2}" height="${h + 2}" rx="2" fill="none" stroke="var(--halo)" stroke-width="4" pointer-events="none"/><rect x="${x - 1}" y="${y - 1}" width="${w + 2}" height="${h + 2}" rx="2" fill="none" stroke="var(--sel)" stroke-width="2" pointer-events="none"/>`;
 
 // The stages that some layer has, as rows.
 export function mapRows(moment) {

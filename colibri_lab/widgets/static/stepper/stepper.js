@@ -3,6 +3,7 @@
 import { watchKernel } from "../common/kernel.js";
 import { download, watchTheme } from "../common/page.js";
 import { isDark, makePalette } from "../common/palette.js";
+import { patch } from "../common/patch.js";
 import { Actions } from "./actions.js";
 import { Moment } from "./moment.js";
 import { Recorded } from "./recorded.js";
@@ -15,7 +16,7 @@ import { Comparison, forkPanel } from "./fork_view.js";
 import { routingEditor } from "./editor.js";
 import { buildShell } from "./shell.js";
 import { keyboard } from "./keyboard.js";
-import { patch, twin } from "./dom.js";
+import { twin } from "./twin.js";
 import { showWork } from "./work_state.js";
 
 const REST = 250; // ms of rest before the table for screen readers is filled

@@ -1,7 +1,7 @@
 // The aggregator for one token: gate × output of each of its experts as strips of values, summed.
 import { expertColour, fixed, gate } from "../common/format.js";
 import { strange, waiting } from "./flow_marks.js";
-import { ring } from "./pass_map.js";
+import { ring } from "../common/pointers.js";
 import { signedColour } from "./signed.js";
 
 const CELL = 9.4;

@@ -1,15 +1,5 @@
-// Markup into the page, with the focus kept; and the picture as a table.
+// The picture as a table.
 import { escape, fixed, word } from "../common/format.js";
-
-// Puts markup in; the focus stays at the control that means the same.
-export function patch(node, html) {
-  if (node.painted === html) return;
-  node.painted = html;
-  const focused = node.contains(document.activeElement) && document.activeElement !== node ? document.activeElement : null;
-  const same = focused && `${focused.tagName.toLowerCase()}${["act", "path", "name", "text", "slot", "gate", "value", "look", "of"].filter((key) => focused.dataset[key] !== undefined).map((key) => `[data-${key}="${CSS.escape(focused.dataset[key])}"]`).join("")}`;
-  node.innerHTML = html;
-  if (focused) (node.querySelector(same) ?? node.closest("section[tabindex]"))?.focus({ preventScroll: true });
-}
 
 // For screen readers: the tokens of the picture as a table.
 export function twin(view) {
