@@ -131,8 +131,13 @@ def _from_folder(folder: Path, dtype: str, device: str | None) -> Opened:
 
 
 def _config(transformers: Any, folder: Path, spelled: dict[str, Any]) -> Any:
-    """The configuration as this transformers reads it; before 5 it does not know `rope_parameters`."""
+    """The configuration as this transformers reads it. Releases pass over what they spell another way: before 5
+    `rope_parameters`, in some the number of experts.
+    """
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    experts = spelled.get("num_experts", spelled.get("num_local_experts"))
+    if experts is not None:
+        setattr(config, "num_local_experts" if config.model_type == "mixtral" else "num_experts", experts)
     rope = spelled.get("rope_parameters")
     if rope and int(transformers.__version__.split(".")[0]) < 5:
         config.rope_theta = rope.get("rope_theta", config.rope_theta)

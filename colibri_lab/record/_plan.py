@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from colibri_lab.errors import ArgumentError, nearest
 from colibri_lab.trace import _CAPTURE as LEVELS
 
-__all__ = ["paths_of", "wanted"]
+__all__ = ["wanted"]
 
 _ORDER = ("routing", "moe", "all")
 _LAYER = re.compile(r"layers\.\d+\.")
 _DISPATCH = re.compile(r"(layers\.\d+\.moe\.)dispatch\.(\w+)")
-
-
-def paths_of(layers: int, moe_layers: Sequence[int], shared: bool) -> list[str]:
-    """Every path such a model stores, in the order of the data's way."""
-    moe = set(moe_layers)
-    found: list[str] = []
-    for kind in LEVELS:
-        for layer in range(layers) if kind.startswith("layers.") else (None,):
-            if ".moe." in kind and (layer not in moe or (".shared." in kind and not shared)):
-                continue
-            if ".mlp." in kind and layer in moe:
-                continue
-            found.append(kind.replace("{l}", str(layer)))
-    return found
 
 
 def wanted(capture: Any, paths: Iterable[str], num_experts: int) -> tuple[list[str], set[str]]:

@@ -9,7 +9,7 @@ from colibri_lab.record._checkpoint import Opened, open_model
 from colibri_lab.record._family import Anatomy, anatomy
 from colibri_lab.record._inputs import sequences
 from colibri_lab.record._libraries import libraries
-from colibri_lab.record._plan import paths_of, wanted
+from colibri_lab.record._plan import wanted
 from colibri_lab.record._store import Store
 from colibri_lab.record._taps import Pass, sources
 from colibri_lab.trace import Trace
@@ -54,14 +54,13 @@ def transformers(
     torch, _ = libraries()
     opened = open_model(model, dtype, device)
     parts = anatomy(opened.model)
-    moe = parts.moe_layers
-    shared = any(layer.shared is not None for layer in parts.layers)
-    patterns, kept = wanted(capture, paths_of(len(parts.layers), moe, shared), parts.num_experts)
+    source = sources(parts)
+    patterns, kept = wanted(capture, source, parts.num_experts)
     rows, several = sequences(inputs, opened.tokenizer, parts.embed.num_embeddings)
     traces, total = [], len(rows) * len(parts.layers)
     with shown(progress, total, "layers", "recording") as report:
         for number, ids in enumerate(rows):
-            store = Store(kept, len(ids), sources(parts), torch)
+            store = Store(kept, len(ids), source, torch)
             run = Pass(parts, store, torch, _share(report, number * len(parts.layers), total))
             run.run(ids)
             meta = _meta(opened, parts, patterns, len(ids), run.expert_rows)

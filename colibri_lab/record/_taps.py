@@ -20,7 +20,7 @@ _ONE_AT_A_TIME = threading.Lock()  # the rotation is a function of the family's 
 
 
 def sources(parts: Anatomy) -> dict[str, str]:
-    """For every path the module that fills it, as the model spells it."""
+    """For every path that this model has the module that fills it, as the model spells it."""
     named = parts.names
     found = {"embed": named[parts.embed], "norm": named[parts.norm]}
     found["logits"] = "the output layer, which this model does not have," if parts.head is None else named[parts.head]
@@ -46,8 +46,9 @@ def sources(parts: Anatomy) -> dict[str, str]:
                 f"{path}moe.{tap}": experts
                 for tap in ("routed", "dispatch.offsets", *(f"dispatch.{tap}" for tap in EXPERT_TAPS))
             }
-            found |= {f"{path}moe.shared.output": f"{block}.shared_expert"}
-            found |= {f"{path}moe.shared.gate": f"{block}.shared_expert_gate"}
+        if layer.shared is not None:
+            found |= {f"{path}moe.shared.output": named[layer.shared]}
+            found |= {f"{path}moe.shared.gate": named[layer.shared_gate]}
     return found
 
 
