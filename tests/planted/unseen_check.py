@@ -109,3 +109,13 @@ def check(case: Case, folder: Path) -> tuple[float, float]:
     assert here > CLEAR.get(case.kind, 1e-5), f"{case.name}: {case.expected} differs by only {here:.1e}"
     assert here > 5 * before, f"{case.name}: {case.expected} differs by {here:.1e}, what comes before by {before:.1e}"
     return before, here
+
+
+def check_clean(case: Case, folder: Path) -> None:
+    """Raises AssertionError unless both runs agree to float noise and no choice of experts is near a tie."""
+    a, b, _ = case.make(folder)
+    found = distances(a, b)
+    worst = max(found, key=lambda path: found[path])
+    assert found[worst] < 2 * NOISE, f"{case.name}: {worst} differs by {found[worst]:.1e}"
+    assert flips(a, b) == 0
+    assert smallest_margin(a) > 1e-4
