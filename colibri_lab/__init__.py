@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from colibri_lab._doctor import doctor
     from colibri_lab.compare import Comparison
     from colibri_lab.conditions import ConditionError
+    from colibri_lab.difference.result import Diff
+    from colibri_lab.difference.tolerance import tolerance
+    from colibri_lab.difference.verdict import diff
     from colibri_lab.generate import Token
     from colibri_lab.model import Model, open
     from colibri_lab.places import Where
@@ -58,6 +61,7 @@ __all__ = [
     "ColibriError",
     "Comparison",
     "ConditionError",
+    "Diff",
     "FileError",
     "FormatError",
     "Model",
@@ -76,6 +80,7 @@ __all__ = [
     "Trace",
     "UnsupportedError",
     "Where",
+    "diff",
     "doctor",
     "exercises",
     "load_trace",
@@ -85,6 +90,7 @@ __all__ = [
     "routing",
     "show_progress",
     "testing",
+    "tolerance",
 ]
 
 __version__ = "0.1.0"
@@ -97,6 +103,7 @@ _LAZY = {
     "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
     "exercises": "exercises", "record": "record",
+    "Diff": "difference.result", "diff": "difference.verdict", "tolerance": "difference.tolerance",
 }  # fmt: skip
 
 

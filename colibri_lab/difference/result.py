@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal
 
 import numpy as np
@@ -114,7 +115,7 @@ class Values:
     b: NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Diff:
     """Two traces compared; made by `lab.diff`."""
 
@@ -130,3 +131,43 @@ class Diff:
     diagnosis: Diagnosis | None  # None when there is nothing to explain
     prediction: Prediction | None  # None when one of them holds no logits
     notes: tuple[str, ...]  # what could not be compared, and why; one sentence each
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one sentence: what it is, where, and how large."""
+        from colibri_lab.difference.report import summary
+
+        return summary(self)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when the two agree ("identical", "tie"), else 1: for scripts."""
+        return 0 if self.verdict in ("identical", "tie") else 1
+
+    def report(self) -> str:
+        """All that was found as plain text, 100 columns wide."""
+        from colibri_lab.difference.report import report
+
+        return report(self)
+
+    def values(self, path: str) -> Values:
+        """The rows of one tap of both runs in one order (a copy where they had to be brought into it).
+
+        `path` as in `table`, or with an expert's number: "layers.2.moe.experts.5.output". Raises TapError when it is
+        not in both runs.
+        """
+        from colibri_lab.difference.pair import Pair
+
+        return Pair(self.a, self.b).rows(path)
+
+    def to_json(self) -> str:
+        """Everything but the values of the two runs, as JSON text; NaN and infinities are the strings "nan", "inf"."""
+        from colibri_lab.difference.report import to_json
+
+        return to_json(self)
+
+    def __repr__(self) -> str:
+        return f"<Diff of {self.n_tokens} tokens, {len(self.table)} taps: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        return f"<b>{self.verdict}</b> {escape(self.summary)}<pre>{escape(self.report())}</pre>"

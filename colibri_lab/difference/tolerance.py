@@ -1,0 +1,168 @@
+"""How far two right runs may stray: declared before the two are compared.
+
+Either measured, from a pair that should be equal (`tolerance`), or derived (`declared`) from the arithmetic, the length
+of the products and the depth, in units of eps, the spacing of numbers at 1 (2^-23 in float32):
+
+    relative(tap) = eps · s · (amplification · carry + own),   carry = 24 √l at layer l,   s = max(1, √H / 16)
+
+`carry` is what the residual stream brings into a layer: roundings of the layers before it, of random sign. `own` is
+what the stage and those of its layer before it add. `s`: a product of H terms, in 16 partial sums, errs by about √(H /
+16) roundings, of which up to 4 count as own. A softmax turns an absolute error of its logits into a relative one of its
+values, so behind a router both are multiplied by the largest |logit| of A. In 16-bit arithmetic products are summed in
+float32 and only their results rounded: a quarter of it all.
+
+The numbers of the table are 3 to 5 times the largest that was seen between the engine and transformers, 8 sizes of 4
+families and 4 layers: attn.norm 1.3 eps in layer 0, then 6, 8 and 10 eps; layer outputs 5, 7, 9 and 10 eps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colibri_lab.difference.pair import Pair, trace_from
+from colibri_lab.difference.reach import errors_apart_from_flips
+from colibri_lab.difference.result import Tolerance
+from colibri_lab.difference.taps import Tap
+from colibri_lab.errors import ArgumentError, is_number
+
+if TYPE_CHECKING:
+    from colibri_lab.trace import HasTrace, Trace
+
+__all__ = ["FACTOR", "declared", "resolve", "tolerance"]
+
+FACTOR = 10.0
+"""A measured tolerance is this many times the noise: one pair shows a typical noise, not the largest."""
+
+_FLOOR = 8.0  # eps: what a norm, the shortest chain of roundings, is granted
+_EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "float64": 2.0**-52}
+_CARRY = 24.0
+
+# kind of tap -> (amplification of what the stream carries in, own roundings), in eps
+_GROWTH = {
+    "attn.norm": (1, 8), "attn.q": (2, 32), "attn.k": (2, 32), "attn.v": (2, 32), "attn.weights": (2, 48),
+    "attn.out": (1, 24),
+    "moe.input": (1, 16), "moe.router_logits": (1, 24), "moe.scores": (1, 24), "moe.gates": (1, 24),
+    "moe.experts.*.input": (1, 16), "moe.experts.*.gate": (1, 24), "moe.experts.*.up": (1, 24),
+    "moe.experts.*.hidden": (1.5, 40), "moe.experts.*.output": (1.5, 40),
+    "moe.shared.gate": (1, 24), "moe.shared.output": (1.5, 40),
+    "moe.routed": (2, 40), "moe.output": (2, 40),
+    "mlp.input": (1, 16), "mlp.output": (1.5, 40),
+    "output": (1, 0), "norm": (1, 8), "logits": (1, 24),
+}  # fmt: skip
+
+
+def tolerance(x: Trace | HasTrace | Any, y: Trace | HasTrace | Any) -> Tolerance:
+    """Measures the tolerance from two runs that should be equal, traces, sessions or paths of traces.
+
+    Such a pair is the reference run twice with another order of summation (another attention, other kernels, another
+    machine) or in another number type. Each tap is granted ten times the noise seen there, and at least eight spacings
+    of float32 (or of the wider of the two stored formats). Tokens that the two runs sent to different experts, and all
+    that depends on them, measure no noise and are left out. Raises ArgumentError when the two share no tap or token, or
+    when they are one and the same bits everywhere: that measures nothing.
+    """
+    pair = Pair(trace_from(x), trace_from(y))
+    by_tap: dict[str, float] = {}
+    same = True
+    for tap, error, untouched in errors_apart_from_flips(pair):
+        noise = float(error.relative_by_row[untouched].max(initial=0.0))
+        if not np.isfinite(noise):
+            raise ArgumentError(
+                f"{tap.path} differs by {noise} between two runs that should be equal; a tolerance cannot be "
+                "measured from them"
+            )
+        same &= error.same_bits
+        by_tap[tap.path] = max(FACTOR * noise, _FLOOR * max(_stored_eps(pair, tap), _EPS["float32"]))
+    if same:
+        raise ArgumentError(
+            "these two runs are the same bits everywhere, so they show no noise; measure with another order of "
+            "summation, another attention or another number type, or leave the tolerance to its default"
+        )
+    words = (
+        f"Measured: {FACTOR:g} times the difference of two runs that should be equal, tap by tap, and at least "
+        f"{_FLOOR * _EPS['float32']:.2g} of the largest value."
+    )
+    return Tolerance(max(by_tap.values()), by_tap, words)
+
+
+def resolve(given: float | Tolerance | None, pair: Pair) -> Tolerance:
+    """The tolerance that a caller of `diff` asked for. Raises ArgumentError."""
+    if given is None:
+        return declared(pair)
+    if isinstance(given, Tolerance):
+        return given
+    if not (is_number(given) and 0 <= given < np.inf):
+        raise ArgumentError(
+            f"a tolerance is a number of at least 0 (a share of a tap's largest value), a Tolerance of lab.tolerance() "
+            f"or None, not {given!r:.80}"
+        )
+    return Tolerance(float(given), {}, f"Given: {float(given):.2g} of the largest value of each tap.")
+
+
+def declared(pair: Pair) -> Tolerance:
+    """The tolerance where nothing was measured; of the numbers it looks only at the size of A's router logits."""
+    arithmetic = [_arithmetic(pair, side) for side in "ab"]
+    coarse = max(arithmetic, key=lambda name: _EPS[name])
+    unit = _EPS[coarse] * (1.0 if coarse in ("float32", "float64") else 0.25)
+    unit = max(unit, _EPS["float32"])  # nobody stores more than float32
+    unit *= max(1.0, np.sqrt(_width(pair)) / 16)
+    by_tap = {}
+    for tap in pair.taps():
+        eps = unit * _growth(tap, len(pair.a.layers)) * _sharpness(pair, tap)
+        by_tap[tap.path] = eps + (_stored_eps(pair, tap) if _stored_eps(pair, tap) > _EPS["float32"] else 0.0)
+    floats = [value for path, value in by_tap.items() if not path.endswith(".expert_ids")]
+    low, high = min(floats, default=_FLOOR * unit), max(floats, default=_FLOOR * unit)
+    words = (
+        f"Declared before the comparison from the roundings of {coarse}: {low:.1g} of the largest value at the first "
+        f"taps, growing with depth to {high:.1g}."
+    )
+    return Tolerance(high, by_tap, words)
+
+
+def _growth(tap: Tap, layers: int) -> float:
+    """Roundings that a tap may differ by, in eps."""
+    if tap.kind == "embed":
+        return 4.0  # looked up; some families multiply it by a constant
+    if tap.kind == "moe.expert_ids":
+        return 0.0
+    depth = layers if tap.layer < 0 else tap.layer + (tap.kind == "output")
+    amplification, own = _GROWTH[tap.kind]
+    return amplification * _CARRY * float(np.sqrt(depth)) + own
+
+
+def _sharpness(pair: Pair, tap: Tap) -> float:
+    """What a softmax makes of an error of its logits: times the largest of them; at least 2."""
+    raw = pair.a.meta["gate_rule"] in ("softmax_of_chosen", "raw_logits")  # their scores are the logits themselves
+    probabilities = pair.as_probabilities(tap.path)
+    if not (probabilities or tap.kind == "moe.gates" or (tap.kind == "moe.scores" and not raw)):
+        return 1.0
+    side = pair.b if probabilities == "a" else pair.a
+    logits = side.get(f"layers.{tap.layer}.moe.router_logits")
+    if logits is None:
+        return 8.0  # unknown; the logits of a trained router are seldom larger
+    values = np.abs(logits[: pair.n].astype(np.float32))
+    return max(2.0, float(values[np.isfinite(values)].max(initial=0.0)))
+
+
+def _arithmetic(pair: Pair, side: str) -> str:
+    """In which number type a run was computed: as it says, else as its activations are stored."""
+    trace = pair.a if side == "a" else pair.b
+    said = str(trace.meta.get("arithmetic", "")).removeprefix("torch.")
+    if said in _EPS:
+        return said
+    stored = {pair.dtypes[tap.path][side == "b"] for tap in pair.taps() if tap.kind != "moe.expert_ids"}
+    return max(stored & _EPS.keys(), key=lambda name: _EPS[name], default="float32")
+
+
+def _stored_eps(pair: Pair, tap: Tap) -> float:
+    return max(_EPS.get(name, 0.0) for name in pair.dtypes[tap.path])
+
+
+def _width(pair: Pair) -> int:
+    """H, the length of most products."""
+    for kind in ("attn.norm", "moe.input", "output", "mlp.input", "moe.output", "norm", "embed"):
+        for tap in pair.taps():
+            if tap.kind == kind:
+                return int(pair.a[tap.stored].shape[-1])
+    return 256
