@@ -148,6 +148,21 @@ def permuted_heads(layers: Sequence[int] | None, parts: str = "qk", norms: bool 
     return change
 
 
+def put_back_heads(layers: Sequence[int] | None) -> Change:
+    """The inverse of `permuted_heads`, as a conversion does to rows that were in half-style order all along."""
+
+    def change(config: Config, tensors: Tensors) -> None:
+        width = head_dim(config)
+        for layer in range(config["num_hidden_layers"]) if layers is None else layers:
+            for stem in (f"model.layers.{layer}.self_attn.{part}" for part in "qk"):
+                for name in filter(tensors.__contains__, (f"{stem}_proj.weight", f"{stem}_norm.weight")):
+                    rows = tensors[name]
+                    pairs = rows.reshape(-1, width // 2, 2, *rows.shape[1:])
+                    tensors[name] = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+    return change
+
+
 def as_text(count: int) -> list[int]:
     return [int(name) for name in sorted(map(str, range(count)))]
 
@@ -240,6 +255,8 @@ def cases() -> list[Case]:
              swapped(experts(3)), MOE),
         case("swapped_gate_up", "qwen3", 0, "layers.0.moe.experts.*.gate", "second-shard",
              swapped(experts(0, only=range(6, 12)))),
+        case("swapped_gate_up", "qwen2-sparse", None, "layers.1.moe.experts.*.gate", "all", swapped(experts())),
+        case("swapped_gate_up", "olmoe", 0, "layers.0.moe.experts.*.gate", "expert4", swapped(experts(0, only=[4]))),
         # rows of q and k in the order of the other rope style
         case("rope_style", "mixtral", None, "layers.0.attn.q", "permuted", permuted_heads(None)),
         case("rope_style", "qwen3-dense", 1, "layers.1.attn.q", "permuted", permuted_heads([1])),
@@ -247,6 +264,10 @@ def cases() -> list[Case]:
         case("rope_style", "qwen2", None, "layers.0.attn.q", "permuted-with-bias", permuted_heads(None)),
         case("rope_style", "olmoe", 0, "layers.0.attn.k", "permuted-k", permuted_heads([0], "k")),
         case("rope_style", "mixtral-many", 1, "layers.1.attn.k", "permuted-moe-capture", permuted_heads([1]), MOE),
+        case("rope_style", "qwen3-dense", None, "layers.0.attn.q", "put-back-needlessly", put_back_heads(None)),
+        case("rope_style", "mixtral", 2, "layers.2.attn.q", "permuted-one-layer", permuted_heads([2])),
+        case("rope_style", "olmoe", None, "layers.0.attn.q", "put-back-needlessly", put_back_heads(None)),
+        case("rope_style", "qwen2-sparse", 3, "layers.3.attn.q", "permuted-q", permuted_heads([3], "q")),
         # experts under wrong numbers
         case("expert_order", "mixtral-many", None, "layers.0.moe.experts.*.gate", "text-order", reordered(as_text)),
         case("expert_order", "olmoe", None, "layers.0.moe.experts.*.output", "text-order-moe-capture",
@@ -263,6 +284,12 @@ def cases() -> list[Case]:
         case("expert_order", "mixtral", 1, "layers.1.moe.experts.*.gate", "two-exchanged", reordered(neighbours, [1])),
         case("expert_order", "qwen3-dense", None, "layers.1.moe.experts.*.gate", "round-robin",
              reordered(round_robin)),
+        case("expert_order", "qwen3", None, "layers.0.moe.experts.*.gate", "halves-exchanged",
+             reordered(lambda count: [*range(count // 2, count), *range(count // 2)])),
+        case("expert_order", "mixtral-many", 1, "layers.1.moe.experts.*.gate", "gate-and-up-only",
+             reordered(as_text, [1], parts=[0, 1])),
+        case("expert_order", "qwen2", 2, "layers.2.moe.router_logits", "router-from-one-moe-capture",
+             reordered(counted_from_one, [2], parts=[], router=True), MOE),
         # matrices turned
         case("transposed_weight", "mixtral-square", 1, "layers.1.attn.q", "q", every(attn(1, "q"), by=turned)),
         case("transposed_weight", "mixtral-square", None, "layers.0.attn.out", "o", every("o_proj", by=turned)),
@@ -279,6 +306,11 @@ def cases() -> list[Case]:
         case("transposed_weight", "qwen2", 2, "layers.2.attn.k", "k", every(attn(2, "k"), by=turned)),
         case("transposed_weight", "mixtral-square", 1, "layers.1.moe.router_logits", "router-memory-order",
              every("layers.1.block_sparse_moe.gate.weight", by=read_in_other_order)),
+        case("transposed_weight", "qwen2", None, "layers.0.attn.out", "o-of-all", every("o_proj", by=turned)),
+        case("transposed_weight", "mixtral-square", 0, "layers.0.attn.k", "k", every(attn(0, "k"), by=turned)),
+        case("transposed_weight", "olmoe", None, "embed", "embedding", every("embed_tokens", by=turned)),
+        case("transposed_weight", "qwen3", 1, "layers.1.moe.experts.*.output", "down-memory-order",
+             every(*(f"layers.1.mlp.experts.{e}.down_proj" for e in range(12)), by=read_in_other_order)),
         # fused rows taken apart wrongly
         case("interleaved_halves", "mixtral", None, "layers.0.moe.experts.*.gate", "interleaved-as-halves",
              split_again(experts(), interleaved_read_as_halves)),
@@ -296,6 +328,10 @@ def cases() -> list[Case]:
              split_again(experts(2), interleaved_read_as_halves), MOE),
         case("interleaved_halves", "olmoe-clip", 1, "layers.1.moe.experts.*.gate", "one-row-late",
              split_again(experts(1), gate_taken_after_a_header_row)),
+        case("interleaved_halves", "qwen2-sparse", 3, "layers.3.moe.shared.output", "shared-shards",
+             split_again(shared(3), shards_read_as_halves)),
+        case("interleaved_halves", "qwen3-dense", 0, "layers.0.mlp.output", "dense-halves-as-interleaved",
+             split_again(dense(0), halves_read_as_interleaved)),
         # rounded
         case("bf16_rounding", "mixtral", None, "embed", "all-stored-bf16", every("", by=stored_bf16)),
         case("bf16_rounding", "qwen3", None, "embed", "all-f16", every("", by=f16)),
@@ -306,6 +342,10 @@ def cases() -> list[Case]:
         case("bf16_rounding", "qwen2-sparse", None, "layers.0.attn.q", "attention", every("self_attn.", by=bf16)),
         case("bf16_rounding", "qwen3-dense", None, "layers.0.attn.norm", "norms", every("norm.weight", by=bf16)),
         case("bf16_rounding", "mixtral-many", None, "layers.0.attn.k", "all-moe-capture", every("", by=bf16), MOE),
+        case("bf16_rounding", "olmoe-clip", 1, "layers.1.moe.experts.*.gate", "experts-f16",
+             every("layers.1.mlp.experts.", by=f16)),
+        case("bf16_rounding", "qwen2", None, "embed", "embedding", every("embed_tokens", by=bf16)),
+        case("bf16_rounding", "qwen3-dense", 2, "layers.2.attn.v", "v", every(attn(2, "v"), by=bf16)),
         # off by a factor
         case("scale_factor", "mixtral", 1, "layers.1.moe.experts.*.output", "down-doubled",
              every(*(f"layers.1.block_sparse_moe.experts.{e}.w2" for e in range(8)), by=times(2))),
@@ -323,4 +363,10 @@ def cases() -> list[Case]:
         case("scale_factor", "mixtral-many", 1, "layers.1.attn.out", "o", every(attn(1, "o"), by=times(0.25))),
         case("scale_factor", "qwen3-dense", 1, "layers.1.moe.experts.*.up", "one-expert-without-its-block-scale",
              every("layers.1.mlp.experts.3.up_proj", by=times(1 / 448))),
+        case("scale_factor", "qwen2", None, "layers.0.attn.q", "q-and-bias-hold-the-scale",
+             every("self_attn.q_proj", by=times(10**-0.5))),
+        case("scale_factor", "mixtral", 0, "layers.0.moe.experts.*.gate", "w1-block-scale",
+             every(*(f"layers.0.block_sparse_moe.experts.{e}.w1" for e in range(8)), by=times(1.5))),
+        case("scale_factor", "qwen3", 2, "layers.2.moe.router_logits", "router-over-sqrt-hidden-moe-capture",
+             every("layers.2.mlp.gate", by=times(48**-0.5)), MOE),
     ]  # fmt: skip
