@@ -38,7 +38,7 @@ test-python: $(call extra,test)
 test-browser: $(call extra,test) $(call extra,browser) ## real JupyterLab in a real Chromium (which must be installed)
 	$(BIN)/python -m pytest --ignore=tests/torch -m browser $(ARGS)
 
-test-torch: $(call extra,test) $(call extra,hf) ## against transformers (installs PyTorch)
+test-torch: $(call extra,test) $(call extra,hf) $(VENV)/stamps/older-transformers ## against transformers, old and new (installs PyTorch)
 	$(BIN)/python -m pytest --ignore=tests/browser -m torch $(ARGS)
 
 test-emulated: $(CMAKE) $(call extra,test) ## the same bytes on other CPUs, played by QEMU (qemu-user and an aarch64 compiler must be installed)
@@ -79,6 +79,10 @@ $(VENV)/stamps/package: $(BUILD_INPUTS) $(FILE_LIST) | $(BIN)/python
 $(VENV)/stamps/%: pyproject.toml | $(VENV)/stamps/package
 	@echo "colibri-lab: installing what \"$*\" asks for in pyproject.toml"
 	@$(BIN)/python tools/install_extra.py $*
+	@touch $@
+
+$(VENV)/stamps/older-transformers: tools/older_transformers.py | $(VENV)/stamps/hf
+	@$(BIN)/python tools/older_transformers.py
 	@touch $@
 
 $(abspath $(BIN))/cmake: | $(BIN)/python

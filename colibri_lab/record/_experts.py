@@ -67,8 +67,8 @@ class BlockRun:
                 self.scores, self.gates_chosen, self.ids_chosen = args[0], out[0], out[1]
                 if not self.stacked:
                     self.ids, self.gates = out[1], out[0]  # gates are normalised in place
-        elif name == "index_add_":
-            self.routed = args[0]
+        elif name == "index_add_" and not self.stacked:
+            self.routed = args[0]  # grows in place
         elif not self._names:
             return
         elif name == "where" and len(args) == 1:
@@ -211,10 +211,8 @@ class BlockRun:
             store.put(path + "expert_ids", store.host(self.ids.reshape(store.tokens, self.top_k), np.int32))
         gates = self.gates if self.stacked else self.gates.to(x.dtype)  # as older blocks round them before use
         store.keep(path + "gates", gates, self.top_k)
-        if self.routed is not None:
-            store.keep(path + "routed", self.routed)
-        elif not self.stacked and self.layer.shared is None:
-            store.keep(path + "routed", out)
+        if not self.stacked:
+            store.keep(path + "routed", out if self.routed is None else self.routed)
         if path + "dispatch.tokens" in store.wanted:
             self._sort()
             store.put(path + "dispatch.tokens", self._packed_tokens.astype(np.int32))
