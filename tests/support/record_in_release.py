@@ -7,13 +7,8 @@ they saved themselves as well.
 
 from __future__ import annotations
 
-import os
 import tempfile
-import warnings
 from pathlib import Path
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-warnings.simplefilter("ignore")  # an old release beside new libraries
 
 import numpy as np
 import torch
