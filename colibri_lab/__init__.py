@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from colibri_lab.tokenizer import Tokenizer
     from colibri_lab.trace import Trace
     from colibri_lab.trace_file import load_trace
+    from colibri_lab.widgets.diff import DiffView
     from colibri_lab.widgets.explorer import RoutingExplorer
     from colibri_lab.widgets.stepper import TokenStepper
 
@@ -62,6 +63,7 @@ __all__ = [
     "Comparison",
     "ConditionError",
     "Diff",
+    "DiffView",
     "FileError",
     "FormatError",
     "Model",
@@ -99,8 +101,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
     "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "_doctor", "nan": "nan",
-    "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper", "routing": "routing",
-    "testing": "testing", "show_progress": "progress",
+    "DiffView": "widgets.diff", "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper",
+    "routing": "routing", "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
     "exercises": "exercises", "record": "record",
     "Diff": "difference.result", "diff": "difference.verdict", "tolerance": "difference.tolerance",
