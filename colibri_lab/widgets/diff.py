@@ -14,6 +14,7 @@ import anywidget
 import traitlets
 
 from colibri_lab.difference.result import Diff
+from colibri_lab.difference.verdict import diff
 from colibri_lab.errors import ArgumentError, ColibriError
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
@@ -35,8 +36,8 @@ Message = tuple[dict[str, Any], list[bytes]]
 
 
 class DiffView(Working, anywidget.AnyWidget):
-    """Shows a `Diff`, or compares two runs first: `DiffView(a, b)` is `DiffView(lab.diff(a, b))`, with its `tolerance`
-    and `model`.
+    """Shows a `Diff`, or compares two runs first: `DiffView(a, b, …)` is `DiffView(lab.diff(a, b, …))`, with all that
+    `lab.diff` takes.
 
     `selection` is a dict of path (of a tap, experts of a layer as "*"), layer, token (row) and expert (None: all of
     them), readable and settable; keys left out keep their value, and a layer alone goes to the same tap there. It
@@ -51,9 +52,9 @@ class DiffView(Working, anywidget.AnyWidget):
     selection = traitlets.Dict().tag(sync=True)
     _status = traitlets.Dict(default_value=dict(IDLE)).tag(sync=True)
 
-    def __init__(self, a: Any, b: Any = None, *, tolerance: Any = None, model: Any = None) -> None:
+    def __init__(self, a: Any, b: Any = None, **options: Any) -> None:
         self._data: DiffData | None = None
-        self._data = DiffData(_compared(a, b, tolerance=tolerance, model=model))
+        self._data = DiffData(_compared(a, b, **options))
         self.selection = self._data.start()
         super().__init__()
         self.on_msg(self._on_message)
@@ -168,15 +169,12 @@ class DiffView(Working, anywidget.AnyWidget):
 
 def _compared(a: Any, b: Any, **options: Any) -> Diff:
     if isinstance(a, Diff):
-        if b is not None or any(option is not None for option in options.values()):
+        if b is not None or options:
             raise ArgumentError("DiffView(diff) takes nothing beside a finished comparison; give these to lab.diff.")
         return a
     if b is None:
         raise ArgumentError(f"DiffView takes a Diff or two runs to compare, not one {type(a).__name__}.")
-    import colibri_lab
-
-    found: Diff = colibri_lab.diff(a, b, **options)
-    return found
+    return diff(a, b, **options)
 
 
 def _message(kind: str, found: tuple[dict[str, Any], dict[str, Any]]) -> Message:

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.difference.pair import Pair
 from colibri_lab.difference.result import Diff
+from colibri_lab.difference.taps import parse
 from colibri_lab.errors import ArgumentError, TapError, is_whole, nearest
 from colibri_lab.trace import Trace
-from colibri_lab.widgets.diff_values import Figures, figures, layer_of, rerouted
+from colibri_lab.widgets.diff_values import Figures, figures, rerouted
 
-__all__ = ["DiffData", "kind_of", "of_expert"]
+__all__ = ["DiffData", "kind_of", "layer_of", "of_expert"]
 
 _FLIPS = 300  # sent; the ones with the largest consequence
 _LIKELY = 5  # next tokens of each run
@@ -31,14 +33,22 @@ Array = NDArray[Any]
 Selection = Mapping[str, Any]
 
 
+def layer_of(path: str) -> int | None:
+    """The layer in a tap path, or None outside the layers."""
+    tap = parse(path)
+    return None if tap is None or tap.layer < 0 else tap.layer
+
+
 def kind_of(path: str) -> str:
     """A tap path without its layer: "moe.gates"; "embed" stays."""
-    return path.split(".", 2)[2] if layer_of(path) is not None else path
+    tap = parse(path)
+    return path if tap is None else tap.kind
 
 
 def of_expert(path: str) -> bool:
     """Whether the tap has a row for each token and expert."""
-    return ".moe.experts." in path
+    tap = parse(path)
+    return tap is not None and tap.of_experts
 
 
 class DiffData:
@@ -46,6 +56,7 @@ class DiffData:
 
     def __init__(self, diff: Diff) -> None:
         self.diff = diff
+        self._pair = Pair(diff.a, diff.b)
         self.paths = [str(path) for path in diff.table["path"]]
         self._at = {path: i for i, path in enumerate(self.paths)}
         self._kept = lru_cache(_KEPT)(self._figures)
@@ -81,11 +92,9 @@ class DiffData:
         """A path as the table has it, and its expert when it names one. Raises TapError for one that is not there."""
         if path in self._at:
             return path, None
-        parts = path.split(".")
-        if ".moe.experts." in path and len(parts) == 6 and parts[4].isdigit():
-            whole = ".".join([*parts[:4], "*", parts[5]])
-            if whole in self._at:
-                return whole, int(parts[4])
+        tap = parse(path)
+        if tap is not None and tap.path in self._at:
+            return tap.path, int(path.split(".")[4])
         raise TapError(f"the comparison has no tap '{path:.80}'{nearest(path, self._at)}")
 
     def check(self, wish: Selection, old: Selection) -> dict[str, Any]:
@@ -250,9 +259,12 @@ class DiffData:
         return self._kept(path, expert, token, _POINTS)
 
     def _figures(self, path: str, expert: int | None, token: int | None, points: int) -> Figures:
-        if path.endswith(".moe.expert_ids"):
-            return rerouted(self.diff, path)
-        return figures(self.diff, path, expert, token, points)
+        if kind_of(path) == "moe.expert_ids":
+            return rerouted(self._pair, path)
+        first = self.diff.first_divergence
+        always = [] if first is None else [first.token]
+        largest = None if expert is None else float(self.values(path, None, token)[0]["largest"])
+        return figures(self._pair, path, expert, token, points, self.diff.tolerance.of(path), always, largest)
 
     def next_tokens(self, token: int) -> Figures:
         """The likeliest next tokens after one token in both runs: `chances` (m, 2) float32. Facts say their texts."""

@@ -10,8 +10,7 @@ from typing import Any
 
 from colibri_lab.difference.result import Diff
 from colibri_lab.widgets._sheet import Sheet, visible
-from colibri_lab.widgets.diff_data import DiffData, kind_of, of_expert
-from colibri_lab.widgets.diff_values import layer_of
+from colibri_lab.widgets.diff_data import DiffData, kind_of, layer_of
 from colibri_lab.widgets.palette import INK, INK2, SUNK, cividis, ink_on
 
 __all__ = ["diff_png", "diff_text", "title"]
@@ -130,7 +129,7 @@ def _draw_cell(sheet: Sheet, data: DiffData, i: int, x: float, y: float, cell: f
         ink = ink_on(fill)
     sheet.fill(x + 1, y + 1, cell - 2, _ROW - 2, fill)
     if cell >= 30:
-        words = str(int(row["flips"])) if _of_ids(data.paths[i]) else _short(error)
+        words = str(int(row["flips"])) if kind_of(data.paths[i]) == "moe.expert_ids" else _short(error)
         words = "=" if state in ("same bits", "same") else f"≈ {words}" if state == "tie" else words
         sheet.text(x + cell / 2, y + _ROW / 2, words, align="center", size=11, colour=ink)
 
@@ -141,11 +140,6 @@ def _strength(error: float, tolerance: float) -> float:
         return 1.0
     low = math.log10(max(tolerance, 1e-12))
     return 1.0 if low >= 0 else max(0.0, min(1.0, (math.log10(max(error, 1e-30)) - low) / -low))
-
-
-def _of_ids(path: str) -> bool:
-    """Whether the tap holds expert ids, which are told apart and not subtracted."""
-    return path.endswith(".expert_ids") and not of_expert(path)
 
 
 def _short(value: float) -> str:
