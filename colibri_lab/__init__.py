@@ -34,7 +34,7 @@ from colibri_lab.errors import (
 )
 
 if TYPE_CHECKING:
-    from colibri_lab import exercises, nan, record, routing, testing
+    from colibri_lab import cache, exercises, nan, numerics, record, routing, testing
     from colibri_lab._doctor import doctor
     from colibri_lab.compare import Comparison
     from colibri_lab.conditions import ConditionError
@@ -82,11 +82,13 @@ __all__ = [
     "Trace",
     "UnsupportedError",
     "Where",
+    "cache",
     "diff",
     "doctor",
     "exercises",
     "load_trace",
     "nan",
+    "numerics",
     "open",
     "record",
     "routing",
@@ -102,7 +104,7 @@ _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
     "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "_doctor", "nan": "nan",
     "DiffView": "widgets.diff", "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper",
-    "routing": "routing", "testing": "testing", "show_progress": "progress",
+    "routing": "routing", "cache": "cache", "numerics": "numerics", "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
     "exercises": "exercises", "record": "record",
     "Diff": "difference.result", "diff": "difference.verdict", "tolerance": "difference.tolerance",

@@ -74,8 +74,7 @@ def test_numpy_arrays_over_engine_memory_are_born_in_one_file() -> None:
 # ---- Python ------------------------------------------------------------------------------------------------------
 
 ANALYSES = {"routing", "numerics", "difference", "cache", "nan"}  # functions of a Trace: no engine, no display
-ANALYSES_MAY_USE = {"errors", "trace"}
-ANALYSES_ALSO_USE = {"difference": {"progress"}}
+ANALYSES_MAY_USE = {"errors", "trace", "progress"}  # and each other
 ANALYSES_FOREIGN = {"numpy"}
 ABOVE_THE_ENGINE = {"memory", "model", "weights", "session", "stepper", "tape", "generate"}
 WIDGETS_MAY_USE = {"_files", "errors", "trace", "trace_file", "progress", "widgets"} | ANALYSES
@@ -154,8 +153,7 @@ def test_analyses_see_only_traces_errors_and_numpy() -> None:
     present = {name: path for name, path in python_files().items() if name.split(".")[0] in ANALYSES}
     assert present
     for name, path in present.items():
-        allowed = ANALYSES_MAY_USE | ANALYSES_ALSO_USE.get(name.split(".")[0], set())
-        assert ours(path) <= allowed | {name.split(".")[0]}, (name, ours(path))
+        assert ours(path) <= ANALYSES_MAY_USE | ANALYSES, (name, ours(path))
         assert foreign(path) <= ANALYSES_FOREIGN, (name, foreign(path))
 
 

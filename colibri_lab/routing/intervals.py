@@ -1,0 +1,100 @@
+"""Intervals: Student's t and the score interval of a share, without SciPy."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["holm", "score_interval", "student_quantile", "student_tail"]
+
+Floats = NDArray[np.float64]
+
+_NORMAL_FROM = 100_000  # degrees of freedom from which t is the normal distribution to 1e-5 of its quantiles
+
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def student_tail(t: Any, freedom: int) -> Floats:
+    """P(|T| > |t|) of Student's t: I_x(ν/2, 1/2) at x = ν / (ν + t²); NaN stays NaN."""
+    t = np.abs(np.asarray(t, np.float64))
+    if freedom >= _NORMAL_FROM:
+        return np.asarray(_erfc(t / math.sqrt(2)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = np.where(np.isinf(t), 0.0, freedom / (freedom + t * t))
+    return _incomplete_beta(x, freedom / 2, 0.5)
+
+
+def student_quantile(freedom: Any, level: float) -> Floats:
+    """The t with P(|T| ≤ t) = `level`, for every entry of `freedom`; NaN below one degree of freedom."""
+    freedom = np.asarray(freedom, np.int64)
+    kinds, places = np.unique(freedom, return_inverse=True)
+    found = np.array([_quantile(int(n), level) for n in kinds], np.float64)
+    return found[places].reshape(freedom.shape)
+
+
+@lru_cache(maxsize=4096)
+def _quantile(freedom: int, level: float) -> float:
+    if freedom < 1:
+        return math.nan
+    low, high = 0.0, 1.0
+    while student_tail(high, freedom) > 1 - level:
+        low, high = high, high * 2
+    for _ in range(60):  # 60 halvings reach the last bit of what the bracket began with
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, freedom) > 1 - level else (low, middle)
+    return (low + high) / 2
+
+
+def _incomplete_beta(x: Floats, a: float, b: float) -> Floats:
+    """I_x(a, b) by its continued fraction (Lentz), taken on the side where that converges fast."""
+    swap = x > (a + 1) / (a + b + 2)
+    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.exp(front + a * np.log(x) + b * np.log1p(-x))
+        direct, other = scale * _fraction(x, a, b) / a, 1 - scale * _fraction(1 - x, b, a) / b
+    return np.asarray(np.clip(np.where(swap, other, direct), 0.0, 1.0))
+
+
+def _fraction(x: Floats, a: float, b: float) -> Floats:
+    tiny = 1e-300
+    c = np.ones_like(x)
+    d = 1 - (a + b) * x / (a + 1)
+    d = 1 / np.where(np.abs(d) < tiny, tiny, d)
+    h = d
+    for m in range(1, 2000):
+        for factor in (
+            m * (b - m) / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d, c = 1 + factor * x * d, 1 + factor * x / c
+            d, c = 1 / np.where(np.abs(d) < tiny, tiny, d), np.where(np.abs(c) < tiny, tiny, c)
+            h = h * d * c
+        if not (np.abs(d * c - 1) > 1e-15).any():
+            break
+    return np.asarray(h)
+
+
+def score_interval(share: Floats, size: Any, quantile: Any) -> tuple[Floats, Floats]:
+    """Wilson's interval of a share seen in `size` independent draws: within [0, 1], and not a point at 0 or 1."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.asarray(quantile, np.float64) ** 2 / size
+        middle = (share + z / 2) / (1 + z)
+        reach = np.sqrt(z * share * (1 - share) + z * z / 4) / (1 + z)
+    return np.clip(middle - reach, 0.0, share), np.clip(middle + reach, share, 1.0)
+
+
+def holm(p: Floats) -> Floats:
+    """p values corrected for their number (Holm 1979): the chance of any false finding stays below the level.
+
+    NaN is no test and stays NaN.
+    """
+    flat = p.ravel()
+    order = np.argsort(flat, kind="stable")[: int((~np.isnan(flat)).sum())]
+    out = np.full(flat.shape, np.nan)
+    out[order] = np.minimum(np.maximum.accumulate(flat[order] * (len(order) - np.arange(len(order)))), 1.0)
+    return out.reshape(p.shape)
