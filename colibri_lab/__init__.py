@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from colibri_lab.difference.tolerance import tolerance
     from colibri_lab.difference.verdict import diff
     from colibri_lab.generate import Token
+    from colibri_lab.loading import load_trace
     from colibri_lab.model import Model, open
     from colibri_lab.places import Where
     from colibri_lab.progress import show_progress
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from colibri_lab.tape import Tape
     from colibri_lab.tokenizer import Tokenizer
     from colibri_lab.trace import Trace
-    from colibri_lab.trace_file import load_trace
     from colibri_lab.widgets.diff import DiffView
     from colibri_lab.widgets.explorer import RoutingExplorer
     from colibri_lab.widgets.stepper import TokenStepper
@@ -102,7 +102,7 @@ __version__ = "0.1.0"
 # Name -> the module that defines it; a module stands for itself.
 _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
-    "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "trace_file", "doctor": "_doctor", "nan": "nan",
+    "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "loading", "doctor": "_doctor", "nan": "nan",
     "DiffView": "widgets.diff", "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper",
     "routing": "routing", "cache": "cache", "numerics": "numerics", "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",

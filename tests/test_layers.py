@@ -163,6 +163,19 @@ def test_traces_need_no_engine() -> None:
         assert not reach(name) & {"_core", "_engine", "widgets", *ABOVE_THE_ENGINE}, (name, reach(name))
 
 
+IMPORTERS_MAY_USE = {"_files", "errors", "formats", "progress", "sniff", "trace"}
+IMPORTERS_FOREIGN = {"numpy", "safetensors", "ml_dtypes"}
+
+
+def test_importers_end_in_a_trace_and_need_no_library_of_their_producer() -> None:
+    """A recording of another program opens without the engine, torch, or any library but those every trace needs."""
+    importers = {name: path for name, path in python_files().items() if name.split(".")[0] == "formats"}
+    assert len(importers) > 10
+    for name, path in importers.items():
+        assert ours(path) <= IMPORTERS_MAY_USE, (name, ours(path))
+        assert foreign(path) <= IMPORTERS_FOREIGN, (name, foreign(path))
+
+
 def test_the_compiled_module_has_one_door() -> None:
     """Only _engine imports it, so that a missing build is explained in one place; few modules go through that door."""
     files = python_files()

@@ -1,0 +1,87 @@
+"""NumPy's .npy and .npz, read without its pickles and never more of them than is there."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import zipfile
+import zlib
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.errors import FormatError
+from colibri_lab.formats.source import Source
+
+__all__ = ["BAD_ZIP", "MAGIC", "arrays", "header", "members"]
+
+MAGIC = b"\x93NUMPY"
+BAD_ZIP = (
+    zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, OverflowError,
+    KeyError, IndexError, TypeError,
+)  # fmt: skip
+"""What a damaged archive raises inside `zipfile`."""
+
+_HEADER = re.compile(
+    r"\{'descr': '([<>|=][a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]{0,200})\), \}\s*"
+)
+_PACKED = 256  # a member may be so many times its compressed size: routes repeat, a bomb repeats more
+
+
+def arrays(source: Source) -> dict[str, NDArray[Any]]:
+    """All arrays of the file by name; the name of a .npy's only one is ""."""
+    if source.head.startswith(MAGIC):
+        return {"": _read(source, io.BytesIO(source.whole()), source.size, "the file")}
+    out = {}
+    for name, raw in members(source, ".npy").items():
+        out[name.removesuffix(".npy")] = _read(source, io.BytesIO(raw), len(raw), f"'{name}'")
+    return out
+
+
+def members(source: Source, suffix: str) -> dict[str, bytes]:
+    """The members of a zip archive whose names end in `suffix`."""
+    out = {}
+    try:
+        with zipfile.ZipFile(source.path) as archive:
+            for info in archive.infolist():
+                if info.filename.endswith(suffix):
+                    if info.file_size > _PACKED * (info.compress_size + 4096):
+                        source.refuse(f"'{info.filename}' claims {info.file_size} bytes out of {info.compress_size}")
+                    out[info.filename] = archive.read(info)
+    except FormatError:
+        raise
+    except BAD_ZIP as error:
+        source.refuse(f"it is a damaged zip archive, or was cut short: {error}")
+    return out
+
+
+def header(source: Source, handle: IO[bytes], what: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    """(dtype, whether the first axis runs fastest, shape) of a .npy at the place of `handle`."""
+    start = handle.read(12)
+    if not start.startswith(MAGIC) or len(start) < 12 or start[6] not in (1, 2):
+        source.refuse(f"{what} is no NumPy array, or was cut short")
+    wide = start[6] == 2
+    length = int.from_bytes(start[8 : 12 if wide else 10], "little")
+    raw = (b"" if wide else start[10:]) + handle.read(min(length, 1 << 14) - (0 if wide else 2))
+    found = _HEADER.fullmatch(raw.decode("latin-1"))
+    if len(raw) != length or found is None:
+        source.refuse(f"{what} has no header of a plain array: {raw[:80]!r}")
+    try:
+        dtype = np.dtype(found[1])
+        shape = tuple(int(part) for part in found[3].split(",") if part.strip())
+    except (TypeError, ValueError):
+        source.refuse(f"{what} has a header that makes no sense: {raw[:80]!r}")
+    if dtype.hasobject:
+        source.refuse(f"{what} holds Python objects: a pickle, which is never opened here")
+    return dtype, found[2] == "True", shape
+
+
+def _read(source: Source, handle: io.BytesIO, size: int, what: str) -> NDArray[Any]:
+    dtype, fortran, shape = header(source, handle, what)
+    need, have = math.prod(shape) * dtype.itemsize, size - handle.tell()
+    if need != have:
+        source.refuse(f"{what} of shape {shape} needs {need} bytes and has {have}: cut short or damaged")
+    data = np.frombuffer(handle.getbuffer(), dtype, offset=handle.tell())
+    return data.reshape(shape, order="F" if fortran else "C")
