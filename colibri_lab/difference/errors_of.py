@@ -34,7 +34,7 @@ class TapError:
     tokens: NDArray[np.int64]  # (rows,)
     experts: NDArray[np.int64] | None
     by_row: Floats  # (rows,) largest |B - A| of each row
-    largest_by_row: Floats  # (rows,) largest |A| of each row
+    sums: Floats  # (3, rows) Σ A·B, Σ A² and Σ A⁴ of each row
 
     @property
     def max_rel(self) -> float:
@@ -47,6 +47,16 @@ class TapError:
         if self.largest:
             return self.by_row / self.largest
         return np.where(self.by_row > 0, np.inf, 0.0)
+
+    def drift(self, rows: NDArray[np.bool_]) -> tuple[float, float]:
+        """(f − 1, n) over some rows: f · A is as near to B as a multiple of A can be, and n tells of how many numbers
+        of like size that speaks: (Σ A²)² / Σ A⁴.
+
+        Roundings have either sign, so f − 1 shrinks with √n, while a constant that differs shows in full. (0, 0) where
+        A is all zeros.
+        """
+        dot, square, fourth = self.sums[:, rows].sum(axis=1)
+        return (float((dot - square) / square), float(square**2 / fourth)) if fourth > 0 else (0.0, 0.0)
 
     def beyond(self, relative: float) -> NDArray[np.bool_]:
         """(rows,) which rows are beyond a tolerance."""
@@ -69,8 +79,8 @@ def _ordered(x: Array) -> NDArray[np.int64]:
 def tap_error(blocks: Iterable[Block]) -> TapError:
     """Compares the blocks of a tap (`Pair.blocks`), one after another."""
     max_abs, largest, ulp, same = 0.0, 0.0, 0.0, True
-    dot, square_a, square_b = 0.0, 0.0, 0.0
-    tokens, experts, by_row, row_sizes = [], [], [], []
+    square_b = 0.0
+    tokens, experts, by_row, sums = [], [], [], []
     for block in blocks:
         rows = len(block.tokens)
         a, b = block.a.reshape(rows, -1), block.b.reshape(rows, -1)
@@ -85,20 +95,21 @@ def tap_error(blocks: Iterable[Block]) -> TapError:
             error = np.abs(wide_b - wide_a) + odd
         else:
             size_a, error = np.abs(wide_a), np.abs(wide_b - wide_a)
-        rows_error, rows_size = error.max(axis=1, initial=0.0), size_a.max(axis=1, initial=0.0)
+        rows_error = error.max(axis=1, initial=0.0)
         max_abs = max(max_abs, float(rows_error.max(initial=0.0)))
-        largest = max(largest, float(rows_size.max(initial=0.0)))
+        largest = max(largest, float(size_a.max(initial=0.0)))
         if not bits:
             ulp = max(ulp, float(steps(a, b).max(initial=0.0)))
         same &= bits
-        dot += float(np.vdot(wide_a, wide_b))
-        square_a += float(np.vdot(wide_a, wide_a))
+        squares = wide_a * wide_a
+        sums.append(np.stack([(wide_a * wide_b).sum(axis=1), squares.sum(axis=1), (squares * squares).sum(axis=1)]))
         square_b += float(np.vdot(wide_b, wide_b))
         tokens.append(block.tokens)
         if block.experts is not None:
             experts.append(block.experts)
         by_row.append(rows_error)
-        row_sizes.append(rows_size)
+    every = np.concatenate([np.empty((3, 0)), *sums], axis=1)
+    dot, square_a = float(every[0].sum()), float(every[1].sum())
     scale = np.sqrt(square_a) * np.sqrt(square_b)
     none = np.empty(0, np.int64)
     return TapError(
@@ -110,5 +121,5 @@ def tap_error(blocks: Iterable[Block]) -> TapError:
         tokens=np.concatenate([none, *tokens]),
         experts=np.concatenate(experts) if experts else None,
         by_row=np.concatenate([np.empty(0), *by_row]),
-        largest_by_row=np.concatenate([np.empty(0), *row_sizes]),
+        sums=every,
     )

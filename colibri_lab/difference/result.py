@@ -38,6 +38,15 @@ class Tolerance:
     relative: float  # of the largest value of a tap, where `by_tap` says nothing
     by_tap: dict[str, float]  # tap path (experts as "*") -> relative; measured from a pair that should be equal
     words: str  # how it was declared, one sentence
+    drift: float = np.inf  # by how much a norm, q or k of B may be a multiple of A's; see `drift_of`
+
+    def drift_of(self, path: str, numbers: float) -> float:
+        """How far from 1 the factor f in B ≈ f · A may be, for a tap that a norm has just scaled.
+
+        Roundings have either sign: in the mean over n numbers of like size they leave their size over √n, whatever the
+        depth. A constant that differs, such as the epsilon of a norm, shows in full.
+        """
+        return self.drift + self.of(path) / max(numbers, 1.0) ** 0.5
 
     def of(self, path: str) -> float:
         """The relative tolerance of a tap."""

@@ -56,6 +56,11 @@ class Tap:
         return self.kind.startswith("moe.experts.")
 
     @property
+    def scaled(self) -> bool:
+        """Whether a norm has just scaled it, or has in some family: its size is not an accident of its input."""
+        return self.kind in ("attn.norm", "attn.q", "attn.k", "moe.input", "mlp.input", "norm")
+
+    @property
     def stored(self) -> str:
         """The path under which a trace stores it: rows of experts are packed."""
         return self.path.replace(".experts.*.", ".dispatch.")

@@ -136,13 +136,31 @@ class _Run:
             self.input = (tap.layer, error, beyond)
         token = int(error.tokens[beyond.argmax() if beyond.any() else error.by_row.argmax()]) if len(beyond) else -1
         state = "same bits" if error.same_bits else "beyond" if beyond.any() else "within"
+        untouched = ~self.ties.rows[error.tokens]
+        unexplained, drifted = beyond & untouched, ""
+        if not unexplained.any():
+            drifted = self._drift(tap, error, untouched)
+        if drifted:
+            state, unexplained = "beyond", untouched
         self.table.append((tap.path, error.max_abs, error.max_rel, error.cosine, error.ulp, tap.layer, tap.stage,
                            allowed, state, token if error.max_abs else -1, 0))  # fmt: skip
-        unexplained = beyond & ~self.ties.rows[error.tokens]
         if unexplained.any() and self.first is None:
-            self._diverge(tap, error, unexplained, allowed)
+            self._diverge(tap, error, unexplained, drifted or why(self.pair, tap, error, unexplained, allowed))
 
-    def _diverge(self, tap: Tap, error: TapError, beyond: NDArray[np.bool_], allowed: float) -> None:
+    def _drift(self, tap: Tap, error: TapError, rows: NDArray[np.bool_]) -> str:
+        """In words, when B as a whole is another multiple of A than roundings explain; else ""."""
+        if not tap.scaled:
+            return ""
+        drift, numbers = error.drift(rows)
+        allowed = self.tolerance.drift_of(tap.path, numbers)
+        if abs(drift) <= allowed:
+            return ""
+        return (
+            f"As a whole B is A times {1 + drift:.9g}, where roundings explain at most 1 ± {allowed:.1g}: a constant "
+            "that differs, such as a norm's epsilon."
+        )
+
+    def _diverge(self, tap: Tap, error: TapError, beyond: NDArray[np.bool_], cause: str) -> None:
         """Notes the first divergence, and apart from it the first that a run's own change explains."""
         own = next((c for c in self.changes if c.explains(tap, int(error.tokens[beyond.argmax()]))), None)
         if own is not None:
@@ -152,7 +170,7 @@ class _Run:
             beyond = beyond & ~by_change
             if not beyond.any():
                 return
-        self.first = self._divergence(tap, error, beyond, why(self.pair, tap, error, beyond, allowed))
+        self.first = self._divergence(tap, error, beyond, cause)
 
     def _divergence(self, tap: Tap, error: TapError, beyond: NDArray[np.bool_], cause: str) -> Divergence:
         row = int(beyond.argmax())
