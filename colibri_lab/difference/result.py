@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
@@ -46,7 +47,7 @@ class Tolerance:
         Roundings have either sign: in the mean over n numbers of like size they leave their size over √n, whatever the
         depth. A constant that differs, such as the epsilon of a norm, shows in full.
         """
-        return self.drift + self.of(path) / max(numbers, 1.0) ** 0.5
+        return self.drift + self.of(path) / math.sqrt(max(numbers, 1.0))
 
     def of(self, path: str) -> float:
         """The relative tolerance of a tap."""
