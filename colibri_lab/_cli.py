@@ -1,6 +1,7 @@
 """The command line `colibri-lab`: one subcommand per capability.
 
-Exit codes: 0 when the work was done, 1 when it failed (one sentence on standard error), 2 for a wrong command line.
+Exit codes: 0 when the work was done, 1 when it failed (one sentence on standard error), 2 for a wrong command line;
+those of `diff` are in `_cli_diff`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from colibri_lab import __version__
+from colibri_lab import __version__, _cli_diff
 
 FIRST_NOTEBOOK = "01_routing_explorer.ipynb"
 DEFAULT_FOLDER = Path("colibri-notebooks")
@@ -166,6 +167,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("path")
     command.set_defaults(run=_doctor)
 
+    _cli_diff.add_to(commands)
+
     command = commands.add_parser(
         "bench", help="measure the engine beside its peers and the machine's limits", add_help=False
     )
@@ -189,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except (ColibriError, OSError, ImportError) as error:
         print(f"colibri-lab: {error}", file=sys.stderr)
-        return 1
+        return int(getattr(options, "trouble", 1))
     except KeyboardInterrupt:
         print("colibri-lab: interrupted", file=sys.stderr)
         return 130

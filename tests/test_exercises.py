@@ -171,14 +171,16 @@ def test_a_mistake_that_is_known_is_named(truth):
 def test_no_answer_is_stored(monkeypatch):
     """The verdict follows what is worked out: other numbers, other answers."""
     checks = lab.exercises
-    monkeypatch.setattr(checks, "_margins", lambda text: np.array([[3, 3], [2, 2], [1, 1], [2, 2], [3, 0.5], [1, 4]]))
+    from colibri_lab.exercises import _stepper
+
+    monkeypatch.setattr(_stepper, "_margins", lambda text: np.array([[3, 3], [2, 2], [1, 1], [2, 2], [3, 0.5], [1, 4]]))
     assert [layer for layer in range(6) if checks.stepper_1(layer)] == [4]
     pairs = list(np.ndindex(6, 8))[8:]
-    monkeypatch.setattr(checks, "_ablations", lambda text: {pair: float(pair == (2, 1)) for pair in pairs})
+    monkeypatch.setattr(_stepper, "_ablations", lambda text: {pair: float(pair == (2, 1)) for pair in pairs})
     assert [pair for pair in pairs if checks.stepper_3(pair)] == [(2, 1)]
-    monkeypatch.setattr(checks, "_fewer_experts", lambda text, layer: (0.5, 0.25))
+    monkeypatch.setattr(_stepper, "_fewer_experts", lambda text, layer: (0.5, 0.25))
     assert checks.stepper_4(0.5) and not checks.stepper_4(0.25)
-    monkeypatch.setattr(checks, "_router_writes", lambda: (["moe.input", "moe.gates"], {"moe.input"}))
+    monkeypatch.setattr(_stepper, "_router_writes", lambda: (["moe.input", "moe.gates"], {"moe.input"}))
     assert checks.stepper_2(["input"]) and not checks.stepper_2(["input", "gates"])
 
 

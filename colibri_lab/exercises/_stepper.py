@@ -1,48 +1,24 @@
-"""Exercises of the notebooks that mark themselves: `lab.exercises.stepper_1(answer)` says whether an answer is right.
-
-No answer is stored here. Each check works the truth out with the bundled model when it is first asked, takes every
-usual spelling, and on a wrong answer says where to look next. It never raises: what cannot be an answer is told what
-one looks like.
-"""
+"""Exercises of notebook 02: walking through a pass and changing it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from colibri_lab.compare import Comparison
-from colibri_lab.errors import is_number
+from colibri_lab.exercises._answers import Verdict, near, number, pair, paths, whole
 from colibri_lab.model import Model, open
 from colibri_lab.stepper import Stepper
 
-__all__ = ["Verdict", "stepper_1", "stepper_2", "stepper_3", "stepper_4"]
-
-_TOLERANCE = 0.02  # relative: two digits that were read off are enough
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether an answer is right (its truth value), and a sentence about it."""
-
-    right: bool
-    message: str
-
-    def __bool__(self) -> bool:
-        return self.right
-
-    def __repr__(self) -> str:
-        return f"{'Right' if self.right else 'Not yet'}. {self.message}"
+__all__ = ["stepper_1", "stepper_2", "stepper_3", "stepper_4"]
 
 
 def stepper_1(answer: object) -> Verdict:
     """In which layer is the router least sure, by `margin`, about the last token of "2 * 9 = 1"? A layer number."""
-    layer = _whole(answer)
+    layer = whole(answer)
     layers = _model().config.num_hidden_layers
     if layer is None:
         return Verdict(False, "The answer is the number of a layer: a whole number such as 0.")
@@ -62,7 +38,7 @@ def stepper_1(answer: object) -> Verdict:
 
 def stepper_2(answer: object) -> Verdict:
     """Which buffers that the router of layer 3 writes will a later stage still read? Their paths, in any order."""
-    given = _paths(answer)
+    given = paths(answer)
     if given is None:
         return Verdict(False, 'The answer is a list of paths, such as ["layers.3.moe.scores"], long or short.')
     written, read = _router_writes()
@@ -90,21 +66,21 @@ def stepper_3(answer: object) -> Verdict:
     """Which expert of layers 1 to 5, switched off for all tokens of "6 * 4 = 2", changes the next token's distribution
     most, as KL(original || ablated)? A pair (layer, expert), or its path.
     """
-    pair = _pair(answer)
+    place = pair(answer)
     config = _model().config
-    if pair is None:
+    if place is None:
         return Verdict(False, 'The answer is a pair (layer, expert), such as (1, 0), or "layers.1.moe.experts.0".')
-    layer, expert = pair
+    layer, expert = place
     if not (1 <= layer < config.num_hidden_layers and 0 <= expert < config.num_experts):
         return Verdict(
             False, f"Layers 1 to {config.num_hidden_layers - 1} and experts 0 to {config.num_experts - 1} take part."
         )
     effects = _ablations("6 * 4 = 2")
-    if pair == max(effects, key=effects.__getitem__):
+    if place == max(effects, key=effects.__getitem__):
         return Verdict(True, "No other ablation of these layers moves the prediction as far. For this one prompt.")
-    if not effects[pair]:
+    if not effects[place]:
         return Verdict(False, "No token of the prompt goes to that expert, so switching it off changes nothing at all.")
-    ahead = sum(effect > effects[pair] for effect in effects.values())
+    ahead = sum(effect > effects[place] for effect in effects.values())
     return Verdict(
         False,
         f"Larger effects among the {len(effects)} ablations: {ahead}. Ablate each pair once in a walk of its own, and "
@@ -116,79 +92,22 @@ def stepper_4(answer: object) -> Verdict:
     """Layer 3 may send tokens to one expert only (set_k) in a walk through "3 * 7 = 2": KL(original || fork) of the
     last distribution in nats? A number, within 2 percent, or the Comparison.
     """
-    number = answer.kl if isinstance(answer, Comparison) else _number(answer)
-    if number is None:
+    kl = answer.kl if isinstance(answer, Comparison) else number(answer)
+    if kl is None:
         return Verdict(False, "The answer is a number in nats, such as 1.5, or what compare() returned.")
     forward, backward = _fewer_experts("3 * 7 = 2", 3)
-    if _near(number, forward):
+    if near(kl, forward):
         return Verdict(True, "That is what the second choices of this layer bring to this prediction.")
-    if _near(number, backward):
+    if near(kl, backward):
         return Verdict(False, "That is KL(fork || original). The original comes first: original.compare(fork).")
-    if _near(number, forward / np.log(2)):
+    if near(kl, forward / np.log(2)):
         return Verdict(False, "That is in bits. A nat is 1.44 bits.")
-    if abs(number - forward) <= 0.2 * forward:
+    if abs(kl - forward) <= 0.2 * forward:
         return Verdict(False, "That is close. Give three digits.")
     return Verdict(
         False,
         "Fork a stepper at its start, fork.set_k(1, layer=3) in that layer alone; original.compare(fork) has .kl.",
     )
-
-
-# ---- what people write -------------------------------------------------------------------------------------------
-
-
-def _number(answer: object) -> float | None:
-    """One number however it is wrapped; None for anything else."""
-    if isinstance(answer, np.ndarray | list | tuple):
-        flat = [*answer.ravel()[:2]] if isinstance(answer, np.ndarray) else answer
-        answer = flat[0] if len(flat) == 1 else None
-    if not isinstance(answer, str) and not is_number(answer):
-        return None
-    given: Any = answer
-    try:
-        return float(given)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _whole(answer: object) -> int | None:
-    """One whole number; "layers.3" and "Layer 3" count."""
-    number = _number(re.sub(r"(?i)^layers?[ .]", "", answer.strip()) if isinstance(answer, str) else answer)
-    return int(number) if number is not None and np.isfinite(number) and number == int(number) else None
-
-
-def _paths(answer: object) -> list[str] | None:
-    """Texts, one or several."""
-    several = re.split(r"[\s,]+", answer.strip()) if isinstance(answer, str) else _several(answer)
-    paths = [str(path) for path in several if isinstance(path, str) and path.strip()]
-    return paths if paths and len(paths) == len(several) else None
-
-
-def _pair(answer: object) -> tuple[int, int] | None:
-    """(layer, expert) as two whole numbers, or as the path of the expert or of one of its buffers."""
-    if isinstance(answer, str):
-        path = r"layers\.(\d{1,9})\.(?:moe\.)?experts\.(\d{1,9})(?:\.\w+)?"
-        words = r"\(?(?:layer )?(\d{1,9})[, ]+(?:expert )?(\d{1,9})\)?"
-        found = re.fullmatch(path, answer.strip()) or re.fullmatch(words, answer.strip())
-        return (int(found[1]), int(found[2])) if found else None
-    numbers = [_whole(part) for part in _several(answer)]
-    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
-        return None
-    return numbers[0], numbers[1]
-
-
-def _several(answer: object) -> list[Any]:
-    """What a list, a set and the like hold, as far as an answer could go; empty for anything else."""
-    if not isinstance(answer, Iterable):
-        return []
-    try:
-        return list(islice(answer, 100))
-    except (TypeError, ValueError):
-        return []
-
-
-def _near(number: float, truth: float) -> bool:
-    return abs(number - truth) <= _TOLERANCE * truth
 
 
 # ---- the truth, worked out when it is asked for ------------------------------------------------------------------

@@ -1,0 +1,26 @@
+"""Exercises of the notebooks that mark themselves: `lab.exercises.stepper_1(answer)` says whether an answer is right.
+
+No answer is stored here. Each check works the truth out with the bundled model when it is first asked, takes every
+usual spelling, and on a wrong answer says where to look next. It never raises: what cannot be an answer is told what
+one looks like.
+"""
+
+from colibri_lab.exercises._answers import Verdict
+from colibri_lab.exercises._diff import diff_1, diff_2, diff_3, diff_4
+from colibri_lab.exercises._ports import TEXT, port, recording
+from colibri_lab.exercises._stepper import stepper_1, stepper_2, stepper_3, stepper_4
+
+__all__ = [
+    "TEXT",
+    "Verdict",
+    "diff_1",
+    "diff_2",
+    "diff_3",
+    "diff_4",
+    "port",
+    "recording",
+    "stepper_1",
+    "stepper_2",
+    "stepper_3",
+    "stepper_4",
+]
