@@ -73,7 +73,7 @@ def pair(answer: object) -> tuple[int, int] | None:
 
 def several(answer: object) -> list[Any]:
     """What a list, a set and the like hold, as far as an answer could go; empty for anything else."""
-    if not isinstance(answer, Iterable):
+    if not isinstance(answer, Iterable) or isinstance(answer, bytes):
         return []
     try:
         return list(islice(answer, 100))
