@@ -192,6 +192,12 @@ class Trace(Mapping[str, Array]):
 
         save_trace(self, path)
 
+    def export(self, path: Any, format: str) -> None:
+        """Writes the routing for other programs: "route_trace", "vllm", "parquet"; see `colibri_lab.exports.export`."""
+        from colibri_lab.exports import export
+
+        export(self, path, format)
+
     def __repr__(self) -> str:
         moe, every = len(self.moe_layers), len(self.layers)
         layers = f"{every} layers" if moe == every else f"{every} layers, {moe} with experts"

@@ -47,6 +47,8 @@ def members(source: Source, suffix: str) -> dict[str, bytes]:
         with zipfile.ZipFile(source.path) as archive:
             for info in archive.infolist():
                 if info.filename.endswith(suffix):
+                    if info.compress_size > source.size:
+                        source.refuse(f"'{info.filename}' claims {info.compress_size} bytes of {source.size}")
                     if info.file_size > _PACKED * (info.compress_size + 4096):
                         source.refuse(f"'{info.filename}' claims {info.file_size} bytes out of {info.compress_size}")
                     out[info.filename] = archive.read(info)
