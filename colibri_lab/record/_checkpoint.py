@@ -113,7 +113,7 @@ def _from_folder(folder: Path, dtype: str, device: str | None) -> Opened:
         )
     except OSError as error:
         raise FileError(f"transformers cannot load {folder}: {_one_line(error)}") from error
-    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+    except Exception as error:  # each reader below it has errors of its own
         raise FormatError(f"transformers cannot load {folder}: {_one_line(error)}") from error
     missing = sorted(info["missing_keys"])
     if missing:
