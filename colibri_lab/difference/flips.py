@@ -111,7 +111,7 @@ def _scores(pair: Pair, layer: int, tokens: NDArray[np.int64]) -> list[_Scores]:
         sides = [trace.get(path) for trace in (pair.a, pair.b)]
         if kind == "router_logits" and not _by_logits(pair):
             break
-        if any(side is not None for side in sides):
+        if sum(side is not None for side in sides) == 1:
             one = [None if side is None else side[tokens].astype(np.float64) for side in sides]
             return [
                 _Scores(None if one[0] is None else one[0][i], None if one[1] is None else one[1][i])

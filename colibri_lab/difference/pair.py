@@ -169,8 +169,11 @@ class Pair:
         of_a, of_b = _taps_of(self.a), _taps_of(self.b)
         self._note_models()
         common, odd = [], []
+        same_experts = self.a.num_experts == self.b.num_experts
         for path in sorted(of_a.keys() & of_b.keys(), key=lambda path: of_a[path].rank):
             tap = of_a[path]
+            if tap.by_expert and not same_experts:
+                continue  # the same number means nothing in a model with more or fewer of them
             one, other = _row_shape(self.a[tap.stored], tap), _row_shape(self.b[tap.stored], tap)
             if one == other or (np.prod(one) == np.prod(other) and tap.kind.startswith("attn.")):
                 common.append(tap)

@@ -56,6 +56,11 @@ class Tap:
         return self.kind.startswith("moe.experts.")
 
     @property
+    def by_expert(self) -> bool:
+        """Whether it is about experts by their numbers."""
+        return self.of_experts or self.kind in ("moe.expert_ids", "moe.gates")
+
+    @property
     def scaled(self) -> bool:
         """Whether a norm has just scaled it, or has in some family: its size is not an accident of its input."""
         return self.kind in ("attn.norm", "attn.q", "attn.k", "moe.input", "mlp.input", "norm")

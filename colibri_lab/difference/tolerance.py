@@ -153,13 +153,15 @@ def _sharpness(pair: Pair, tap: Tap) -> float:
 
 
 def _arithmetic(pair: Pair, side: str) -> str:
-    """In which number type a run was computed: as it says, else as its activations are stored."""
+    """In which number type a run was computed: as it says, else the finest in which it stores activations."""
     trace = pair.a if side == "a" else pair.b
     said = str(trace.meta.get("arithmetic", "")).removeprefix("torch.")
     if said in _EPS:
         return said
-    stored = {pair.dtypes[tap.path][side == "b"] for tap in pair.taps() if tap.kind != "moe.expert_ids"}
-    return max(stored & _EPS.keys(), key=lambda name: _EPS[name], default="float32")
+    taps = [tap for tap in pair.taps() if tap.kind != "moe.expert_ids"]
+    values = [tap for tap in taps if tap.stage != "router"] or taps  # some compute routers in float32
+    stored = {pair.dtypes[tap.path][side == "b"] for tap in values} & _EPS.keys()
+    return min(stored, key=lambda name: _EPS[name], default="float32")
 
 
 def _stored_eps(pair: Pair, tap: Tap) -> float:
