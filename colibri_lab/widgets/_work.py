@@ -80,13 +80,15 @@ class Work:
 class Working:
     """A view that works, as a part of its class: how a piece of work ends, and errors shown in the view.
 
-    The view has the synced traits `_status` and `_in_cell` and answers requests of the browser in `handle`.
+    The view has the synced traits `_status` and `_in_cell` and answers requests of the browser in `handle`, all but
+    "seen", which `keepOwnShell` in the browser sends.
     """
 
     _status: Any
     _in_cell: Any  # the work holds the kernel: messages, so Stop, wait for its end
     _work: threading.Lock  # held by what is under way
     _stop: threading.Event
+    send: Any
 
     def handle(self, request: Any) -> None:
         """Answers one request of the browser, here and now; raises what goes wrong."""
@@ -126,6 +128,9 @@ class Working:
 
     def _guarded(self, request: Any) -> None:
         """Answers a request; whatever goes wrong is shown in the view, never lost in a log."""
+        if request.get("kind") == "seen":
+            self.send({"kind": "heard"})  # as an answer, so that the next request comes the same way
+            return
         before = self._status
         try:
             self.handle(request)

@@ -102,8 +102,6 @@ class DiffView(Working, anywidget.AnyWidget):
         if kind == "ready":
             self._post(self._head())
             self._send_selected({})
-        elif kind == "seen":
-            self.send({"kind": "heard"})  # as an answer, so that the next request comes the same way
         elif kind == "html":
             self.send({"kind": "html", "name": "diff-view.html", "text": self._page()})
         else:

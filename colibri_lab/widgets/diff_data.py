@@ -263,8 +263,12 @@ class DiffData:
             return rerouted(self._pair, path)
         first = self.diff.first_divergence
         always = [] if first is None else [first.token]
-        largest = None if expert is None else float(self.values(path, None, token)[0]["largest"])
-        return figures(self._pair, path, expert, token, points, self.diff.tolerance.of(path), always, largest)
+        tolerance = self.diff.tolerance.of(path)
+        if expert is None:
+            return figures(self._pair, path, None, token, points, tolerance, always)
+        whole, by_expert = self.values(path, None, token)
+        facts, arrays = figures(self._pair, path, expert, token, points, tolerance, always, whole["largest"])
+        return facts, {**arrays, **{name: by_expert[name] for name in ("expert_rows", "expert_beyond")}}
 
     def next_tokens(self, token: int) -> Figures:
         """The likeliest next tokens after one token in both runs: `chances` (m, 2) float32. Facts say their texts."""

@@ -392,8 +392,6 @@ class TokenStepper(Working, anywidget.AnyWidget):
         }  # fmt: skip
         if kind in simple:
             simple[kind]()
-        elif kind == "seen":
-            self.send({"kind": "heard"})  # as an answer, so that the next request comes the same way
         elif kind in ("step", "back"):
             getattr(self, kind)(str(request["unit"]))
         elif kind == "run_to":

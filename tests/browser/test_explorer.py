@@ -340,6 +340,24 @@ def test_a_busy_session_is_said_and_waited_for(lab: Any, view: Any) -> None:
     assert lab.python("print(''.join(session.texts))").endswith("An egg.")
 
 
+def test_a_click_after_a_cell_moved_the_view_waits_for_no_other_cell(lab: Any, view: Any) -> None:
+    """A cell selects, the next one runs long; Generate is heard meanwhile."""
+    place(lab, 3, 7)
+    lab.idle()
+    lab.page.evaluate(
+        """() => { window.long = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
+                     .requestExecute({code: 'import time; time.sleep(6)', store_history: false}).done;
+                   window.ended = false; window.long.then(() => { window.ended = true; }); }"""
+    )
+    lab.page.wait_for_timeout(300)
+    before = view.locator(".facts").inner_text()
+    view.get_by_role("button", name="Generate").click()
+    expect(view.locator(".facts")).not_to_have_text(before, timeout=5000)
+    assert lab.page.evaluate("() => window.ended") is False
+    lab.page.evaluate("() => window.long")
+    lab.idle()
+
+
 def test_an_error_is_shown_in_place_and_the_picture_stays(lab: Any, view: Any) -> None:
     """A prompt beyond the session's room: the sentence with both numbers, the traceback on demand, nothing changed."""
     shown = view.locator(".tok").count()

@@ -35,3 +35,15 @@ export function watchKernel(model, tell) {
     kernel.disposed?.disconnect(disposed);
   };
 }
+
+// The kernel answers where it spoke last: after a cell moved a view, that is the main shell, where the view's next request would wait for the
+// next cell to end. Python's answer to "seen" brings the view back to a shell of its own. Call what this returns whenever Python has spoken.
+export function keepOwnShell(model, able) {
+  let soon = null;
+  return () => {
+    soon ||= setTimeout(() => {
+      soon = null;
+      if (able()) model.send({ kind: "seen" });
+    });
+  };
+}

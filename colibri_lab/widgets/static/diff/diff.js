@@ -1,7 +1,7 @@
 // The view: one selection (tap, token, expert), parts that draw it, and messages with Python.
 // A model gives get, set, save_changes, on, off and send; a saved page passes a small stand-in with the data in it (see html.py).
 import { escape, plural } from "../common/format.js";
-import { watchKernel } from "../common/kernel.js";
+import { keepOwnShell, watchKernel } from "../common/kernel.js";
 import { copyText, download, watchTheme } from "../common/page.js";
 import { isDark, makePalette } from "../common/palette.js";
 import { patch } from "../common/patch.js";
@@ -30,6 +30,7 @@ class DiffView {
     this.page = Boolean(model.get("_page"));
     this.kernel = "idle";
     this.draws = 0;
+    this.seen = keepOwnShell(model, () => this.able());
     root.classList.add("clb", "diff");
     this.parts = buildShell(root);
     this.listen();
@@ -60,6 +61,7 @@ class DiffView {
 
   receive(content, buffers) {
     const { view, parts } = this;
+    if (content.kind !== "heard") this.seen();
     if (content.kind === "head") {
       view.store = new Store(content.facts, unpack(content.arrays, buffers));
       patch(parts.facts, factsHtml(content.facts));
@@ -162,7 +164,10 @@ class DiffView {
     const near = (name) => event.target.closest(`[data-${name}]`)?.dataset[name];
     const act = near("act");
     if (act) return this.press(act);
-    if (near("flip") !== undefined) return this.selectFlip(Number(near("flip")));
+    if (near("flip") !== undefined) {
+      this.selectFlip(Number(near("flip")));
+      return this.parts.fliplist.querySelector(`button[data-flip="${near("flip")}"]`)?.focus({ preventScroll: true });
+    }
     if (near("expert") !== undefined) {
       const expert = Number(near("expert"));
       return this.choose({ path: near("of"), expert: view.path === near("of") && view.expert === expert ? null : expert });

@@ -2,7 +2,7 @@
 import { escape, plural } from "../common/format.js";
 import { pointer, ring } from "../common/pointers.js";
 import { isIds, kindOf } from "./store.js";
-import { MARKS, power } from "./words.js";
+import { MARKS, declared, power } from "./words.js";
 
 const LEFT = 132;
 const TOP = 40;
@@ -119,10 +119,9 @@ function key(view, y, palette) {
   const { store } = view;
   const { facts } = store;
   const stops = Array.from({ length: 16 }, (_, i) => `<rect x="${60 + (i * 150) / 16}" y="0" width="${150 / 16 + 0.5}" height="9" fill="${palette.of(i / 15)}"/>`).join("");
-  const own = facts.tolerance[2] ? " (each tap its own)" : "";
   const nans = facts.paths.some((path) => !isIds(path) && !Number.isFinite(store.row(path).rel));
   const marks = [facts.states.includes("same bits") || facts.states.includes("same") ? ["=", "same bits"] : null, facts.flips.counts.tie ? ["≈ n", "near-ties"] : null, facts.flips.counts.downstream ? ["↓ n", "tokens re-routed as a consequence"] : null, facts.flips.counts.defect ? ["✗ n", "tokens routed wrongly"] : null, nans ? ["×", "NaN or Inf on one side"] : null].filter(Boolean);
-  return `<g transform="translate(${LEFT},${y})"><rect x="0" y="0" width="60" height="9" fill="var(--sunk)" stroke="var(--line)"/>${stops}<path d="M60 -3V12" stroke="var(--ink)" stroke-width="2"/><text class="k" x="60" y="23" text-anchor="middle">tolerance ${power(facts.tolerance[0])}${own}</text><text x="210" y="23" text-anchor="end">1</text><text x="218" y="9">largest difference ÷ largest value</text><text x="0" y="41">${marks.map(([mark, words]) => `<tspan class="b">${mark}</tspan> ${words}`).join("   ")}</text></g>`;
+  return `<g transform="translate(${LEFT},${y})"><rect x="0" y="0" width="60" height="9" fill="var(--sunk)" stroke="var(--line)"/>${stops}<path d="M60 -3V12" stroke="var(--ink)" stroke-width="2"/><text class="k" x="60" y="23" text-anchor="middle">tolerance ${declared(facts)}</text><text x="210" y="23" text-anchor="end">1</text><text x="218" y="9">largest difference ÷ largest value</text><text x="0" y="41">${marks.map(([mark, words]) => `<tspan class="b">${mark}</tspan> ${words}`).join("   ")}</text></g>`;
 }
 
 // The tap that an arrow leads to: right and left the next layer that has it, down and up the next tap of the layer.

@@ -9,7 +9,7 @@ const LISTED = 16; // experts
 
 export function whyCard(view) {
   const { facts } = view.store;
-  return [byExpert(view), tried(facts), confirm(facts), declared(facts), notes(facts)].filter(Boolean).join("");
+  return [byExpert(view), tried(facts), confirm(facts), tolerance(facts), notes(facts)].filter(Boolean).join("");
 }
 
 // Rows that differ beyond tolerance, by expert: of the tap that is selected, else of the first divergence.
@@ -47,9 +47,9 @@ function confirm({ diagnosis }) {
   return `<h3 class="gap">Confirm it yourself <button type="button" class="btn low" data-act="copyconfirm" ${SUPPRESS}>Copy</button></h3><pre class="confirm" tabindex="0" role="region" aria-label="Code that confirms it" ${SUPPRESS}>${escape(diagnosis.confirm)}</pre>`;
 }
 
-const declared = ({ tolerance: [, words] }) => (words ? `<p class="q small gap">Tolerance: ${escape(words)}</p>` : "");
+const tolerance = ({ tolerance: [, words] }) => (words ? `<p class="q small gap">Tolerance: ${escape(words)}</p>` : "");
 
 function notes({ notes: said }) {
   if (!said.length) return "";
-  return `<h3 class="gap">Not compared</h3><ul class="notes">${said.map((note) => `<li>${escape(note)}</li>`).join("")}</ul>`;
+  return `<h3 class="gap">Notes</h3><ul class="notes">${said.map((note) => `<li>${escape(note)}</li>`).join("")}</ul>`;
 }

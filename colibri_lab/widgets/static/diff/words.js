@@ -29,7 +29,8 @@ export function tapName(path, expert) {
   const kind = kindOf(path);
   if (!ofExpert(path)) return NAMES[kind] ?? kind;
   const tap = kind.split(".").pop();
-  return expert === null ? `${tap} of the experts` : `${tap} of expert`;
+  const name = tap === "gate" || tap === "up" ? `${tap} projection` : tap;
+  return expert === null ? `${name} of the experts` : `${name} of expert`;
 }
 
 export function placeHtml(view, path, expert) {
@@ -47,13 +48,15 @@ export function verdictSentence(view) {
   const { store } = view;
   const { facts } = store;
   const badge = `<span class="badge${facts.verdict === "defect" ? " bad" : ""}">${BADGES[facts.verdict]}</span>`;
-  const within = `within the declared ${power(facts.tolerance[0])}`;
+  const within = `within the declared ${declared(facts)}`;
   const likely = facts.diagnosis ? ` <b>${escape(period(facts.diagnosis.words))}</b>` : "";
   const { first } = facts;
   if (first) {
-    const leaves = `B leaves A at ${placeHtml(view, first.path, first.expert)}${first.token >= 0 ? `, ${tokenHtml(store, first.token)}` : ""}.`;
+    const place = `${placeHtml(view, first.path, first.expert)}${first.token >= 0 ? `, ${tokenHtml(store, first.token)}` : ""}`;
+    const cause = `<span class="sub">${escape(period(first.cause))}</span>`;
+    if (facts.verdict === "downstream") return `${badge} B leaves A at ${place}, where ${edited(facts)} changed the computation itself: a consequence, not a fault.${likely} ${cause}`;
     const before = store.at.get(first.path) ? ` All earlier taps agree ${within}${facts.flips.counts.tie ? ", near-ties apart" : ""}.` : "";
-    return `${badge} ${leaves}${before}${likely} <span class="sub">${escape(period(first.cause))}</span>`;
+    return `${badge} B leaves A at ${place}.${before}${likely} ${cause}`;
   }
   const all = plural(facts.paths.length, "compared tap");
   if (facts.verdict === "identical") {
@@ -62,8 +65,11 @@ export function verdictSentence(view) {
     return `${badge} Both runs say the same. ${same ? `${facts.paths.length === 1 ? "The one compared tap holds" : `All ${all} hold`} <b>the same bits</b>.` : `All ${all} agree ${within}.`} <span class="sub">${closestWords(view)}</span>`;
   }
   if (facts.verdict === "tie") return `${badge} The runs send <b>${plural(facts.flips.all, "token")}</b> to other experts where two experts score alike; all else that differs follows from that. <span class="sub">Either choice is right; the first is at ${tieWords(view)}.</span>`;
-  return `${badge} What differs first is what ${edited(facts)} changed itself: a consequence, not a fault.${likely}`;
+  return `${badge} What differs is what ${edited(facts)} changed itself: a consequence, not a fault.${likely}`;
 }
+
+// The declared tolerance; where each tap has its own, the largest.
+export const declared = ({ tolerance: [relative, , own] }) => `${own ? "≤ " : ""}${power(relative)}`;
 
 const edited = ({ edited: [a, b] }) => (a && b ? "both runs" : a ? "A" : b ? "B" : "one run");
 

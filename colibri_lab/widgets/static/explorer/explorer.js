@@ -13,7 +13,7 @@ import { buildShell } from "./shell.js";
 import { keyboard } from "./keys.js";
 import { makeActions } from "./actions.js";
 import { twinTables } from "./twins.js";
-import { interrupter, watchKernel } from "../common/kernel.js";
+import { interrupter, keepOwnShell, watchKernel } from "../common/kernel.js";
 import { showHelp } from "../common/states.js";
 import { showStatus } from "./view_states.js";
 
@@ -29,6 +29,7 @@ export class Explorer {
     this.view = { uid: this.uid, layer: 0, token: 0, expert: 0, by: model.get("colour_by") || "expert", store: null };
     this.gone = false;
     this.draws = 0;
+    this.seen = keepOwnShell(model, () => !["gone", "lost", "page"].includes(this.kernelState));
     root.classList.add("clb");
     this.parts = buildShell(root, this.uid);
     this.strip = new TextStrip(this.parts.strip, (t) => this.choose({ token: t }), (t) => this.preview(t === null ? null : { token: t }));
@@ -71,6 +72,7 @@ export class Explorer {
   }
 
   receive(content, buffers) {
+    if (content.kind === "head" || content.last) this.seen();
     if (content.kind === "head") return this.adoptTrace(new Store(content.facts, unpack(content.arrays, buffers), content.version));
     if (content.kind === "html") {
       download(content.name, content.text);
@@ -115,7 +117,7 @@ export class Explorer {
     const token = Math.min(selection.token ?? 0, Math.max(0, view.store.T - 1));
     const expert = Math.min(selection.expert ?? 0, view.store.E - 1);
     if (everything) Object.assign(view, { layer, token, expert }), this.paintAll();
-    else this.show(layer, token, expert);
+    else if (this.show(layer, token, expert)) this.seen();
   }
 
   // ---- choosing ----
@@ -135,14 +137,15 @@ export class Explorer {
     model.save_changes();
   }
 
-  // Draws another place; nothing when it is the one shown, as when our own choice comes back from the model.
+  // Draws another place, and says so; nothing when it is the one shown, as when our own choice comes back from the model.
   show(layer, token, expert) {
     const { view } = this;
-    if (layer === view.layer && token === view.token && expert === view.expert) return;
+    if (layer === view.layer && token === view.token && expert === view.expert) return false;
     const another = layer !== view.layer;
     Object.assign(view, { layer, token, expert });
     if (another) this.paintLayer();
     else this.paintToken();
+    return true;
   }
 
   preview(hit) {

@@ -1,6 +1,6 @@
 // The view: the moment that is shown, parts that draw it, and messages with Python.
 // A model gives get, set, save_changes, on, off and send; a saved page passes a small stand-in with the data in it (see html.py).
-import { watchKernel } from "../common/kernel.js";
+import { keepOwnShell, watchKernel } from "../common/kernel.js";
 import { download, watchTheme } from "../common/page.js";
 import { isDark, makePalette } from "../common/palette.js";
 import { patch } from "../common/patch.js";
@@ -34,6 +34,7 @@ class StepperView extends Actions {
     this.page = Boolean(model.get("_page"));
     this.kernel = "idle";
     this.draws = this.sent = this.answered = 0;
+    this.seen = keepOwnShell(model, () => this.able() && this.answered === this.sent);
     root.classList.add("clb", "stepper");
     this.parts = buildShell(root, this.uid);
     this.listen();
@@ -71,9 +72,7 @@ class StepperView extends Actions {
       parts.facts.textContent = content.title;
     } else if (content.kind === "frame" && this.head) {
       this.take(new Moment(this.head, content, buffers));
-      // The kernel answers where it spoke last: after a frame from a cell that is the main shell, where the next request
-      // would wait for the next cell. Its answer to this brings us back to a shell of our own.
-      if (this.able() && this.answered === this.sent) this.model.send({ kind: "seen" });
+      this.seen();
     } else if (content.kind === "compared" && this.head) {
       view.comparison = new Comparison(content, buffers);
       this.paintFork();
