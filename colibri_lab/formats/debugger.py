@@ -173,7 +173,8 @@ class _Dump:
         try:
             if re.fullmatch(r"torch\.u?int\d+", dtype):
                 return np.array([int(n) for n in numbers], np.int64).reshape(shape)
-            return np.array([float(n) for n in numbers], np.float32).reshape(shape)
+            with np.errstate(over="ignore"):
+                return np.array([float(n) for n in numbers]).astype(np.float32).reshape(shape)
         except (ValueError, OverflowError):
             self.source.refuse(f"{what} shows what are no numbers of {dtype}")
 

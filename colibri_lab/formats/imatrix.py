@@ -70,7 +70,7 @@ class Imatrix:
             if sums is None or sums.ndim != 2 or len(sums) != len(here):
                 source.refuse(f"'{weight}.in_sum2' is missing or has not {len(here)} rows")
             if found[2] in _READS_INPUT and layer not in squares:
-                with np.errstate(invalid="ignore", divide="ignore"):
+                with np.errstate(all="ignore"):  # sums are what they are; no token gives NaN
                     squares[layer] = (sums / np.where(here == 0, np.nan, here)[:, None]).astype(np.float32)
         if not counts:
             source.refuse(
@@ -170,7 +170,8 @@ class ImatrixDat:
                 source.refuse(
                     f"'{name}' has {count} values, no multiple of {experts} experts: check experts= or config="
                 )
-            rows = values.reshape(experts, -1) / np.float32(calls)
+            with np.errstate(invalid="ignore"):  # a NaN is refused below
+                rows = values.reshape(experts, -1) / np.float32(calls)
             if not (np.isfinite(rows).all() and (rows >= 0).all()):
                 source.refuse(f"'{name}' has a mean square that is negative or not finite")
             unused = (rows == 1).all(axis=1)

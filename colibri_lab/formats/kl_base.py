@@ -57,9 +57,9 @@ def load(source: Source, said: Said) -> Trace:
             at = base + (window * rows + row) * record
             scale, lowest = np.frombuffer(reader.data, "<f4", 2, at)
             out = logits[place * length + first + row]
-            np.multiply(np.frombuffer(reader.data, "<u2", vocabulary, at + 8), scale, out=out, casting="unsafe")
-            out += lowest
-            with np.errstate(over="ignore", invalid="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
+                np.multiply(np.frombuffer(reader.data, "<u2", vocabulary, at + 8), scale, out=out, casting="unsafe")
+                out += lowest
                 total = float(np.exp(out.astype(np.float64)).sum())
             if not (scale >= 0 and abs(total - 1) <= _OFF + 1.2e-7 * vocabulary):  # each floored word adds up to e^-16
                 source.refuse(

@@ -17,9 +17,11 @@ __all__ = ["Sheet", "visible"]
 
 
 def visible(text: str, token_id: int) -> str:
-    """A token as one word: leading and trailing spaces as dots, line ends as arrows; without a text its id."""
+    """A token as one word: leading and trailing spaces as dots, line ends as arrows; without a text its id, and a
+    question mark when that is not known either (−1).
+    """
     if not text:
-        return f"‹{token_id}›"
+        return f"‹{token_id if token_id >= 0 else '?'}›"
     inner = text.strip(" ")
     left = len(text) - len(text.lstrip(" "))
     right = len(text) - left - len(inner)

@@ -102,6 +102,12 @@ class RoutingExplorer(Working, anywidget.AnyWidget):
     def _show(self, trace: Trace) -> None:
         """Shows another trace; the selection stays where it still exists, else it goes to the last token."""
         data = ExplorerData(trace)
+        if not trace.ids and any(f"layers.{layer}.moe.load" in trace for layer in data.layers):
+            raise NotCapturedError(
+                "this recording counted experts and kept no token: lab.routing.load(trace) has its counts"
+            )
+        if trace.ids and not data.layers:
+            raise NotCapturedError("this trace has no layer with experts: there is no routing to show")
         if data.layers and f"layers.{data.layers[0]}.moe.expert_ids" not in trace:
             raise NotCapturedError('no expert ids were captured; ask for them with model.session(capture="routing")')
         if self._version and self._data is None:

@@ -138,8 +138,13 @@ class ExplorerData:
             "texts": list(self.trace.texts),
             "by_score": self.by_score,
             "every_value": self.every_value, "gate_top": self.gate_top,
-            "gates": bool(self.layers) and self._optional(0, "gates") is not None,
+            "gates": self.has_gates,
         }  # fmt: skip
+
+    @cached_property
+    def has_gates(self) -> bool:
+        """Whether the trace holds the gates; a recording of routes alone has none."""
+        return bool(self.layers) and self._optional(0, "gates") is not None
 
     @cached_property
     def gate_top(self) -> float:

@@ -36,12 +36,14 @@ def explorer_text(data: ExplorerData, selection: Selection, title: str) -> str:
 
 def _token_line(data: ExplorerData, layer: int, token: int) -> str:
     here = data.cell(data.layers.index(layer), token)
-    name = f"token {token} {data.trace.texts[token]!r}"
+    text = data.trace.texts[token]
+    name = f"token {token} {repr(text) if text else visible(text, data.trace.ids[token])}"
     if here["flags"] & UNRECORDED:
         return f"{name}   expert ids not recorded"
     if here["flags"] & UNRANKED:
         return f"{name}   NaN or +Inf in its router logits: no ranking"
-    experts = ", ".join(f"{e} ({g:.2f})" for e, g in zip(here["ids"], here["gates"], strict=True) if e < data.experts)
+    held = [(e, g) for e, g in zip(here["ids"], here["gates"], strict=True) if e < data.experts]
+    experts = ", ".join(f"{e} ({g:.2f})" if data.has_gates else str(e) for e, g in held)
     unit = "in score" if data.by_score[data.layers.index(layer)] else "in logits"
     margin = f"   margin {here['margin']:.2f} {unit}" if np.isfinite(here["margin"]) else ""
     return f"{name}   experts {experts}{margin}"
@@ -176,7 +178,7 @@ def _draw_tokens(sheet: Sheet, data: ExplorerData, at: int, token: int, top: flo
     for i in np.flatnonzero((flags & (UNRANKED | UNRECORDED)) == 0):
         ids, gates = block["ids"][start + i], block["gates"][start + i]
         held = ids < data.experts  # slots with an expert
-        grid[ids[held], i] = np.abs(gates[held])
+        grid[ids[held], i] = np.abs(gates[held]) if data.has_gates else data.gate_top / 2  # one colour: chosen
     sheet.fill(x, top, cell * shown, tall, SUNK)
     sheet.image(x, top, cell * shown, tall, grid, -0.1 * data.gate_top, data.gate_top)
     for i in strange:
@@ -184,7 +186,8 @@ def _draw_tokens(sheet: Sheet, data: ExplorerData, at: int, token: int, top: flo
         sheet.text(x + (i + 0.5) * cell, top + tall / 2, "×", bold=True, align="center")
     cut = f" · tokens {start}–{start + shown - 1} of {data.tokens:,}" if shown < data.tokens else ""
     odd = f" · × no ranking ({len(strange)})" if len(strange) else ""
-    sheet.text(x, top - 14, f"Layer {data.layers[at]}: token × expert, gate strength{cut}{odd}", bold=True)
+    what = "gate strength" if data.has_gates else "chosen (gates not recorded)"
+    sheet.text(x, top - 14, f"Layer {data.layers[at]}: token × expert, {what}{cut}{odd}", bold=True)
     _expert_axis(sheet, data, x, top, row)
     step = next(s for s in (1, 2, 5, 10, 20, 50) if s * cell >= 42)
     for t in range(-(-start // step) * step, start + shown, step):

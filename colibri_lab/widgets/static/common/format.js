@@ -30,9 +30,11 @@ const visible = (text) => {
   return text.replace(/[\n\t\r\0]/g, (c) => VISIBLE[c]).replace(/[\x01-\x1f\x7f\u200b\u200c\u200e\u200f\u2028-\u202e\ufeff]/g, "␣").replace(/^\u200d|\u200d$/g, "ZWJ");
 };
 
-// A token as a word of its own: leading spaces are dots, line ends are arrows; without a text its vocabulary id.
+const UNKNOWN = 0xffffffff; // −1 as it arrives in unsigned ids
+
+// A token as a word of its own: leading spaces are dots, line ends are arrows; without a text its vocabulary id, and a question mark when that is not known either.
 export function word(text, id, longest = 24) {
-  if (!text) return `‹${id}›`;
+  if (!text) return id === UNKNOWN || id < 0 ? "‹?›" : `‹${id}›`;
   const shown = visible(text.replace(/^ +| +$/g, (s) => "·".repeat(s.length)));
   const letters = Array.from(shown);
   return letters.length > longest ? letters.slice(0, longest - 1).join("") + "…" : shown;

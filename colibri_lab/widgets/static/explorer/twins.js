@@ -12,7 +12,7 @@ export function twinTables(view) {
   for (let t = Math.max(0, token - SPAN); t <= Math.min(store.T - 1, token + SPAN); t++) {
     const here = store.at(layer, t);
     if (!here) continue;
-    const experts = here.ranked ? Array.from(here.ids, (e, i) => `${e} (${fixed(here.gates[i])})`).join(", ") : "no ranking";
+    const experts = here.ranked ? Array.from(here.ids, (e, i) => (Number.isNaN(here.gates[i]) && !store.facts.gates ? `${e}` : `${e} (${fixed(here.gates[i])})`)).join(", ") : "no ranking";
     rows.push(`<tr><td>${t}</td><td>${escape(word(store.facts.texts[t], store.kind[t]))}</td><td>${experts}</td><td>${fixed(here.margin)}</td><td>${fixed(here.entropy)}</td></tr>`);
   }
   const name = store.facts.layers[layer];
