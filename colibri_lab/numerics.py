@@ -6,6 +6,7 @@ nothing here rounds to a format that NumPy lacks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,8 +119,10 @@ def headroom_bits(array: Any, dtype: Any = "float16") -> float:
     size = absmax(array)
     if size == 0:
         return float("inf")
-    with np.errstate(divide="ignore", over="ignore"):
-        return float(np.log2(format_of(dtype).largest) - np.log2(size))
+    if not np.isfinite(size):
+        return -size
+    (top, up), (part, down) = (math.frexp(x) for x in (format_of(dtype).largest, size))
+    return math.log2(top / part) + up - down  # no overflow, and whole where the quotient is a power of two
 
 
 def headroom(trace: Any | HasTrace, dtype: Any = "float16") -> dict[str, float]:

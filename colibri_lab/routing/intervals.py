@@ -53,30 +53,30 @@ def _quantile(freedom: int, level: float) -> float:
 def _incomplete_beta(x: Floats, a: float, b: float) -> Floats:
     """I_x(a, b) by its continued fraction (Lentz), taken on the side where that converges fast."""
     swap = x > (a + 1) / (a + b + 2)
+    near, p, q = np.where(swap, 1 - x, x), np.where(swap, b, a), np.where(swap, a, b)
     front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     with np.errstate(divide="ignore", invalid="ignore"):
-        scale = np.exp(front + a * np.log(x) + b * np.log1p(-x))
-        direct, other = scale * _fraction(x, a, b) / a, 1 - scale * _fraction(1 - x, b, a) / b
-    return np.asarray(np.clip(np.where(swap, other, direct), 0.0, 1.0))
+        part = np.exp(front + p * np.log(near) + q * np.log1p(-near)) * _fraction(near, p, q) / p
+    return np.asarray(np.clip(np.where(swap, 1 - part, part), 0.0, 1.0))
 
 
-def _fraction(x: Floats, a: float, b: float) -> Floats:
-    tiny = 1e-300
-    c = np.ones_like(x)
-    d = 1 - (a + b) * x / (a + 1)
-    d = 1 / np.where(np.abs(d) < tiny, tiny, d)
+def _fraction(x: Floats, a: Floats, b: Floats) -> Floats:
+    c, d = np.ones_like(x), 1 / _not_zero(1 - (a + b) * x / (a + 1))
     h = d
     for m in range(1, 2000):
         for factor in (
             m * (b - m) / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) / ((a + 2 * m) * (a + 2 * m + 1)),
         ):
-            d, c = 1 + factor * x * d, 1 + factor * x / c
-            d, c = 1 / np.where(np.abs(d) < tiny, tiny, d), np.where(np.abs(c) < tiny, tiny, c)
+            d, c = 1 / _not_zero(1 + factor * x * d), _not_zero(1 + factor * x / c)
             h = h * d * c
         if not (np.abs(d * c - 1) > 1e-15).any():
             break
     return np.asarray(h)
+
+
+def _not_zero(x: Floats) -> Floats:
+    return np.asarray(np.where(np.abs(x) < 1e-300, 1e-300, x))
 
 
 def score_interval(share: Floats, size: Any, quantile: Any) -> tuple[Floats, Floats]:

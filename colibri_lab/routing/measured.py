@@ -150,7 +150,8 @@ class Moments:
         """Block sums (blocks, …, size) of the cells `at`; a block of zeros alone is none."""
         x = x.astype(np.float64, copy=False)
         self._x.add(x.sum(axis=0), at)
-        self._xx.add(np.einsum("b...i,b...j->...ij", x, x, optimize=True), at)
+        rows = np.moveaxis(x, 0, -2)  # (…, blocks, size)
+        self._xx.add(np.matmul(rows.swapaxes(-1, -2), rows), at)
         self._blocks.add((x != 0).any(axis=-1).sum(axis=0), at)
 
     def merge(self, other: Moments) -> None:

@@ -47,6 +47,7 @@ def usage_entropy_chance(tokens: float, top_k: int, experts: int) -> float:
     return math.log(experts) - (experts - top_k) / (2 * tokens * top_k) if tokens else math.nan
 
 
+@lru_cache(maxsize=65536)
 def largest_count(tokens: int, top_k: int, experts: int) -> float:
     """The expected largest load of T blind tokens, as a share of T: well above k/E while T is small. Simulated."""
     if tokens == 0:
@@ -54,7 +55,6 @@ def largest_count(tokens: int, top_k: int, experts: int) -> float:
     return float(blind_counts(tokens, top_k, experts).max(axis=1).mean()) / tokens
 
 
-@lru_cache(maxsize=1024)
 def blind_counts(tokens: int, top_k: int, experts: int, draws: int = _DRAWS, seed: int = 0) -> NDArray[np.float64]:
     """(draws, E) loads of `tokens` that choose blindly, the same at every call.
 
@@ -75,7 +75,6 @@ def blind_counts(tokens: int, top_k: int, experts: int, draws: int = _DRAWS, see
         g = rng.standard_normal((draws, experts))
         spread = math.sqrt(tokens * p * (1 - p) * experts / (experts - 1))
         out = tokens * p + spread * (g - g.mean(axis=1, keepdims=True))
-    out.flags.writeable = False
     return out
 
 

@@ -19,7 +19,7 @@ __all__ = ["BLOCK", "Accumulator", "check_level", "expert_ids", "feed", "hot", "
 BLOCK = 32
 """Tokens of a block, unless an accumulator is told otherwise: longer than routing stays alike in running text."""
 
-_TILE = 1 << 22  # numbers in the largest array of a step: 32 MB in float64
+_TILE = 1 << 20  # numbers in the largest array of a step: 8 MB in float64
 
 
 class Sums(Protocol):

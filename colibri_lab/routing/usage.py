@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.routing.measured import Measured, Moments, Ratios
-from colibri_lab.routing.nulls import blind_counts, usage_entropy_chance
+from colibri_lab.routing.nulls import largest_count, usage_entropy_chance
 from colibri_lab.routing.streaming import Accumulator, expert_ids, hot, in_blocks, tiles
 from colibri_lab.trace import HasTrace, Trace, trace_of
 
@@ -149,9 +149,7 @@ _BALANCEDNESS = "Mean / largest load; chance: at the MaxVio of simulated blind t
 
 def blind_violation(tokens: int, top_k: int, experts: int) -> float:
     """Expected MaxVio of `tokens` that choose blindly; NaN for none."""
-    if tokens == 0:
-        return float("nan")
-    return float(blind_counts(tokens, top_k, experts).max(axis=1).mean()) * experts / (tokens * top_k) - 1
+    return largest_count(tokens, top_k, experts) * experts / top_k - 1
 
 
 def usage(trace: Trace | HasTrace, level: float = 0.95) -> Measured:

@@ -108,8 +108,8 @@ class Vocabulary(Accumulator):
             raise ArgumentError(f"a token id is a whole number, not {token!r:.80}")
         rows = range(len(self.moe_layers))
         keys = int(token) * self.num_experts + np.arange(self.num_experts)
-        hits = np.array([self.sums[row, "pairs"].of(keys) for row in rows]).reshape(len(rows), -1)
-        seen = np.array([self.sums[row, "ids"].of(np.array([token])) for row in rows]).reshape(-1, 1)
+        hits = np.array([self.sums[row, "pairs"].of(keys) for row in rows]).reshape(len(rows), self.num_experts)
+        seen = np.array([self.sums[row, "ids"].of(np.array([token])) for row in rows]).reshape(len(rows), 1)
         return _occurrences(hits, seen, level, self._slots() / self.num_experts)
 
     def result(self, level: float = 0.95) -> VocabularyShares:
@@ -119,7 +119,8 @@ class Vocabulary(Accumulator):
         often = tally.counts >= self.least
         ids, counts = tally.keys[often], tally.counts[often]
         favourite, hits = np.full((layers, len(ids)), -1, np.int64), np.zeros((layers, len(ids)), np.int64)
-        seen = np.array([self.sums[row, "ids"].of(ids) for row in range(layers)], np.int64).reshape(layers, -1)
+        seen = np.array([self.sums[row, "ids"].of(ids) for row in range(layers)], np.int64)
+        seen = seen.reshape(layers, len(ids))
         for row in range(layers):
             pairs = self.sums[row, "pairs"]
             order = np.lexsort((-(pairs.keys % experts), pairs.counts))  # ascending count, then descending expert
