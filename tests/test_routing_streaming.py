@@ -238,9 +238,9 @@ def test_memory_does_not_grow_with_the_number_of_texts(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["MeanEntropy", "Usage", "BalanceLoss", "Coactivation", "CrossLayer", "Repetition"])
 def test_memory_does_not_grow_with_the_length_of_a_text(kind: str) -> None:
-    """A text eight times as long, beyond the arrays that it brings: the steps are of one size."""
+    """A text three times as long, beyond the arrays that it brings: the steps are of one size."""
     make, take = KINDS[kind]
-    short, long = (slow.blind(32, 4, tokens, layers=2) for tokens in (40_000, 320_000))
+    short, long = (slow.blind(32, 4, tokens, layers=2) for tokens in (80_000, 240_000))
     take(make(), slow.blind(32, 4, 100, layers=2))
     few, many = peak(lambda: take(make(), short)), peak(lambda: take(make(), long))
     assert many < 1.3 * few + 100_000, (few, many)
