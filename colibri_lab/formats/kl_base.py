@@ -9,11 +9,13 @@ NaN, and `logits.recorded` (T,) tells which are.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri_lab.errors import ArgumentError
 from colibri_lab.formats.routes import meta_of
 from colibri_lab.formats.sizes import Said
 from colibri_lab.formats.source import Reader, Source
+from colibri_lab.progress import shown
 from colibri_lab.trace import Trace
 
 NAME = "kl_base"
@@ -52,21 +54,12 @@ def load(source: Source, said: Said) -> Trace:
     logits = np.full((len(chosen) * length, vocabulary), np.nan, np.float32)
     recorded = np.zeros(len(logits), np.bool_)
     base = reader.at
-    for place, window in enumerate(chosen):
-        for row in range(rows):
-            at = base + (window * rows + row) * record
-            scale, lowest = np.frombuffer(reader.data, "<f4", 2, at)
-            out = logits[place * length + first + row]
-            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
-                np.multiply(np.frombuffer(reader.data, "<u2", vocabulary, at + 8), scale, out=out, casting="unsafe")
-                out += lowest
-                total = float(np.exp(out.astype(np.float64)).sum())
-            if not (scale >= 0 and abs(total - 1) <= _OFF + 1.2e-7 * vocabulary):  # each floored word adds up to e^-16
-                source.refuse(
-                    f"window {window}, row {first + row}: probabilities add up to {total:.4g}; these are no log "
-                    "probabilities"
-                )
-        recorded[place * length + first : place * length + first + rows] = True
+    with shown(said.progress, len(chosen), "windows", source.path.name) as report:
+        for place, window in enumerate(chosen):
+            _decode(source, reader.data, logits[place * length + first :], base + window * rows * record, rows, window)
+            recorded[place * length + first : place * length + first + rows] = True
+            if report is not None:
+                report((place + 1) / len(chosen))
     spans = [[place * length, (place + 1) * length] for place in range(len(chosen))]
     moe = said.moe_layers if said.num_experts and said.top_k else None
     meta = meta_of(
@@ -76,6 +69,24 @@ def load(source: Source, said: Said) -> Trace:
     )  # fmt: skip
     arrays = {"logits": logits, "logits.recorded": recorded}
     return Trace(arrays, ids=ids[list(chosen)].ravel().tolist(), texts=[], meta=meta)
+
+
+def _decode(source: Source, data: memoryview, out: NDArray[np.float32], at: int, rows: int, window: int) -> None:
+    """The log probabilities of one window from byte `at` on, into the first `rows` rows of `out`."""
+    words = out.shape[1]
+    record = 8 + 4 * ((words + 1) // 2)
+    for row, place in enumerate(range(at, at + rows * record, record)):
+        scale, lowest = np.frombuffer(data, "<f4", 2, place)
+        line = out[row]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
+            np.multiply(np.frombuffer(data, "<u2", words, place + 8), scale, out=line, casting="unsafe")
+            line += lowest
+            total = float(np.exp(line.astype(np.float64)).sum())
+        if not (scale >= 0 and abs(total - 1) <= _OFF + 1.2e-7 * words):  # each floored word adds up to e^-16
+            source.refuse(
+                f"window {window}, row {row} of those recorded: probabilities add up to {total:.4g}; these are no log "
+                "probabilities"
+            )
 
 
 def _chosen(said: Said, windows: int, size: int) -> list[int]:

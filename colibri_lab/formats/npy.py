@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import zipfile
 import zlib
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from colibri_lab.errors import FormatError
 from colibri_lab.formats.source import Source
 
-__all__ = ["BAD_ZIP", "MAGIC", "arrays", "header", "members"]
+__all__ = ["BAD_ZIP", "MAGIC", "arrays", "members"]
 
 MAGIC = b"\x93NUMPY"
 BAD_ZIP = (
@@ -27,17 +26,18 @@ BAD_ZIP = (
 _HEADER = re.compile(
     r"\{'descr': '([<>|=][a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]{0,200})\), \}\s*"
 )
+_LONGEST = 1 << 14  # bytes of a header
 _PACKED = 256  # a member may be so many times its compressed size: routes repeat, a bomb repeats more
 
 
 def arrays(source: Source) -> dict[str, NDArray[Any]]:
     """All arrays of the file by name; the name of a .npy's only one is ""."""
     if source.head.startswith(MAGIC):
-        return {"": _read(source, io.BytesIO(source.whole()), source.size, "the file")}
-    out = {}
-    for name, raw in members(source, ".npy").items():
-        out[name.removesuffix(".npy")] = _read(source, io.BytesIO(raw), len(raw), f"'{name}'")
-    return out
+        return {"": _read(source, source.mapped(), "the file")}
+    return {
+        name.removesuffix(".npy"): _read(source, memoryview(raw), f"'{name}'")
+        for name, raw in members(source, ".npy").items()
+    }
 
 
 def members(source: Source, suffix: str) -> dict[str, bytes]:
@@ -59,14 +59,14 @@ def members(source: Source, suffix: str) -> dict[str, bytes]:
     return out
 
 
-def header(source: Source, handle: IO[bytes], what: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-    """(dtype, whether the first axis runs fastest, shape) of a .npy at the place of `handle`."""
-    start = handle.read(12)
+def _read(source: Source, data: memoryview, what: str) -> NDArray[Any]:
+    """The array of a .npy, without a copy."""
+    start = bytes(data[:12])
     if not start.startswith(MAGIC) or len(start) < 12 or start[6] not in (1, 2):
         source.refuse(f"{what} is no NumPy array, or was cut short")
-    wide = start[6] == 2
-    length = int.from_bytes(start[8 : 12 if wide else 10], "little")
-    raw = (b"" if wide else start[10:]) + handle.read(min(length, 1 << 14) - (0 if wide else 2))
+    begin = 12 if start[6] == 2 else 10
+    length = int.from_bytes(start[8:begin], "little")
+    raw = bytes(data[begin : begin + min(length, _LONGEST)])
     found = _HEADER.fullmatch(raw.decode("latin-1"))
     if len(raw) != length or found is None:
         source.refuse(f"{what} has no header of a plain array: {raw[:80]!r}")
@@ -75,15 +75,12 @@ def header(source: Source, handle: IO[bytes], what: str) -> tuple[np.dtype[Any],
         shape = tuple(int(part) for part in found[3].split(",") if part.strip())
     except (TypeError, ValueError):
         source.refuse(f"{what} has a header that makes no sense: {raw[:80]!r}")
+    if dtype.itemsize == 0:
+        source.refuse(f"{what} has elements of no size")
     if dtype.hasobject:
         source.refuse(f"{what} holds Python objects: a pickle, which is never opened here")
-    return dtype, found[2] == "True", shape
-
-
-def _read(source: Source, handle: io.BytesIO, size: int, what: str) -> NDArray[Any]:
-    dtype, fortran, shape = header(source, handle, what)
-    need, have = math.prod(shape) * dtype.itemsize, size - handle.tell()
+    need, have = math.prod(shape) * dtype.itemsize, len(data) - begin - length
     if need != have:
         source.refuse(f"{what} of shape {shape} needs {need} bytes and has {have}: cut short or damaged")
-    data = np.frombuffer(handle.getbuffer(), dtype, offset=handle.tell())
-    return data.reshape(shape, order="F" if fortran else "C")
+    flat = np.frombuffer(data, dtype, offset=begin + length)
+    return flat.reshape(shape, order="F" if found[2] == "True" else "C")

@@ -34,7 +34,7 @@ def recognise(source: Source) -> bool:
     """JSON with `routed_experts` as a string, or base64 that decodes to small whole numbers."""
     start = (source.text or "").lstrip()
     if start.startswith(("{", "[")):
-        return _KEY.search(source.whole()) is not None
+        return _KEY.search(source.mapped()) is not None
     if not _PAYLOAD.fullmatch(start):
         return False
     some = start.strip('"')[:_LOOKED_AT]

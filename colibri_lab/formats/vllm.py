@@ -44,7 +44,7 @@ def recognise(source: Source) -> bool:
     start = (source.text or "").lstrip()
     if re.match(r"\[\s*\[\s*\[\s*-?\d", start):
         return True
-    return start.startswith("{") and '"exp_ids"' not in start[:200] and _KEY.search(source.whole()) is not None
+    return start.startswith("{") and '"exp_ids"' not in start[:200] and _KEY.search(source.mapped()) is not None
 
 
 def load(source: Source, said: Said) -> Trace:
@@ -57,7 +57,7 @@ def load(source: Source, said: Said) -> Trace:
             source.refuse(f"an array of shape {block.shape} is no [tokens, layers, k]")
     if len({block.shape[1:] for block in blocks}) > 1:
         source.refuse(f"prompt and generation disagree: {blocks[0].shape[1:]} and {blocks[1].shape[1:]} (layers, k)")
-    wide = np.concatenate([block.astype(np.result_type(*blocks)) for block in blocks])
+    wide = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     layers, routes = layers_of_axis(source, said, wide, 1, NAME)
     ids, missing = token_ids(source, said, len(wide), parts["ids"])
     bounds = [0, *np.cumsum([len(block) for block in blocks]).tolist()]

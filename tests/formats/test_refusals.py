@@ -165,7 +165,8 @@ GARBAGE: list[tuple[str, bytes, dict[str, Any], str]] = [
     ("kl_base", goldens.kl_bytes()[:-3], {}, "are there: it was cut short"),
     ("kl_base", kl(8, struct.pack("<i", 1 << 30)), {}, "the token ids needs"),
     ("kl_base", kl(20, struct.pack("<i", 99)), {}, "token ids outside 0 to 6"),
-    ("kl_base", kl(68, struct.pack("<ff", 0.0, -0.1)), {}, "window 0, row 3: probabilities add up to 6.33"),
+    ("kl_base", kl(68, struct.pack("<ff", 0.0, -0.1)), {},
+     "window 0, row 0 of those recorded: probabilities add up to 6.33"),
     ("kl_base", kl(68, struct.pack("<ff", float("nan"), 0)), {}, "probabilities add up to nan"),
     # ---- transformers
     ("transformers_debug", tree(probabilities), {},
@@ -322,4 +323,16 @@ def test_a_zip_bomb_of_arrays_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("routed_experts.npy", npy_bytes(np.zeros((1 << 20, 4, 2), np.int32)))
     with pytest.raises(lab.FormatError, match="claims 33554"):
+        lab.load_trace(path, **SAY)
+
+
+def test_an_empty_array_and_one_of_nothing_are_refused(tmp_path: Path) -> None:
+    """No token, and elements without a size."""
+    path = tmp_path / "routes.npy"
+    for array, why in ((np.zeros((0, 4, 2), np.int32), "no route"), (np.zeros((3, 4, 2), "S1"), "not expert ids")):
+        path.write_bytes(npy_bytes(array))
+        with pytest.raises(lab.FormatError, match=why):
+            lab.load_trace(path, **SAY)
+    path.write_bytes(npy_bytes(np.zeros((3, 4, 2), "S1")).replace(b"|S1", b"|S0")[:-24])
+    with pytest.raises(lab.FormatError, match="elements of no size"):
         lab.load_trace(path, **SAY)
