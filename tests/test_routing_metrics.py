@@ -291,3 +291,17 @@ def test_contrast_finds_the_experts_that_differ_and_no_others() -> None:
     assert found.corrected[1, 5] < 1e-6 and found.corrected[[0, 2]].min() > 0.05
     assert (found.corrected >= found.p).all()
     assert sorted(map(tuple, found.order.tolist())) == list(itertools.product(range(3), range(16)))
+
+
+def test_counts_without_tokens_have_a_usage_and_nothing_that_needs_tokens() -> None:
+    """What an imported file of counts tells is told; the rest is asked for, not NaN."""
+    base, empty = synthetic_trace(2, 6, 2, 90), synthetic_trace(2, 6, 2, 0)
+    arrays = {f"layers.{layer}.moe.load": row for layer, row in enumerate(routing.load(base))}
+    trace = Trace(arrays, ids=[], texts=[], meta=empty.meta)
+    for metric in (routing.usage, routing.usage_entropy, routing.max_violation, routing.balancedness):
+        close(metric(trace), metric(base).value)
+    assert np.isfinite(routing.usage(trace).low).all()
+    np.testing.assert_array_equal(routing.Usage().add(trace).add(base).counts, 2 * routing.load(base))
+    for metric in (routing.repetition, routing.cross_layer, routing.mean_entropy, routing.vocabulary):
+        with pytest.raises(NotCapturedError, match="was not recorded"):
+            metric(trace)

@@ -50,6 +50,9 @@ class BalanceLoss(Accumulator):
         """What was asked for at the start."""
         return {"form": self.form, **super().options()}
 
+    def _taps(self, trace: Trace) -> tuple[str, ...]:
+        return ("expert_ids", "router_logits")
+
     def _add(self, trace: Trace, *more: Any) -> None:
         layers, experts = trace.moe_layers, trace.num_experts
         whole = self.form == "transformers"
@@ -99,6 +102,9 @@ class ZLoss(Accumulator):
 
     Chance: (ln E)², a router whose logits are all 0. Tokens whose value is not finite are left out.
     """
+
+    def _taps(self, trace: Trace) -> tuple[str, ...]:
+        return ("router_logits",)
 
     def _add(self, trace: Trace, *more: Any) -> None:
         sums = self.sums["z"] = Ratios((len(trace.moe_layers),), (len(trace.moe_layers),))

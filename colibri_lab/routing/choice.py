@@ -192,9 +192,12 @@ class MeanEntropy(Accumulator):
         """What was asked for at the start."""
         return {"of": self.of, **super().options()}
 
+    def _taps(self, trace: Trace) -> tuple[str, ...]:
+        return ("router_logits" if self.of == "router" else "gates",)
+
     def _add(self, trace: Trace, *more: Any) -> None:
         sums = self.sums["h"] = Ratios((len(trace.moe_layers),), (len(trace.moe_layers),))
-        tap = {"router": "router_logits", "gates": "gates"}[self.of]
+        tap = self._taps(trace)[0]
         for row, layer in enumerate(trace.moe_layers):
             values = trace[f"layers.{layer}.moe.{tap}"]
             for rows in tiles(len(values), self.block, values.shape[1]):
@@ -234,6 +237,9 @@ class Ties(Accumulator):
     def options(self) -> dict[str, Any]:
         """What was asked for at the start."""
         return {"dtype": self.dtype, "of": self.of, **super().options()}
+
+    def _taps(self, trace: Trace) -> tuple[str, ...]:
+        return (_tap(self.of),)
 
     def _add(self, trace: Trace, *more: Any) -> None:
         sums = self.sums["ties"] = Ratios((len(trace.moe_layers),), (1,))

@@ -122,6 +122,9 @@ class DenseAccumulator(Accumulator):
         """What was asked for at the start, weights apart."""
         return {"activation": self.activation, **super().options()}
 
+    def _taps(self, trace: Trace) -> tuple[str, ...]:
+        return ("input",)
+
     def _add(self, trace: Trace, *more: Any) -> None:
         config = trace.meta.get("config") or {}
         activation = self.activation or config.get("hidden_act", "silu")
@@ -195,6 +198,9 @@ class NormGate(DenseAccumulator):
         """What was asked for at the start, weights apart."""
         return {"dense": self.dense, **super().options()}
 
+    def _taps(self, trace: Trace) -> tuple[str, ...]:
+        return ("input",) if self.dense else ("experts.0.output", "gates")
+
     def _add(self, trace: Trace, *more: Any) -> None:
         self.sums["rank"] = Ratios((len(trace.moe_layers),), (len(trace.moe_layers),))
         if self.dense:
@@ -240,7 +246,6 @@ def norm_gate_correlation(
 def _recorded_norms(trace: Trace, layer: int) -> Floats:
     """(T, k) norms of the chosen experts' outputs, slot by slot; NaN where a slot has none."""
     prefix = f"layers.{layer}.moe.dispatch."
-    trace[f"layers.{layer}.moe.experts.0.output"]  # raises what a reader should ask for when rows were not kept
     ids, tokens, outputs = expert_ids(trace, layer), trace[prefix + "tokens"], trace[prefix + "output"]
     norms = np.full(ids.shape, np.nan)
     for offsets in trace[prefix + "offsets"].tolist():

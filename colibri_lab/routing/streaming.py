@@ -85,6 +85,10 @@ class Accumulator(ABC):
 
     # ---- for the metrics ----
 
+    def _taps(self, trace: Trace) -> tuple[str, ...]:
+        """What a trace must hold of every MoE layer."""
+        return ("expert_ids",)
+
     @abstractmethod
     def _add(self, trace: Trace, *more: Any) -> None:
         """Counts one trace into empty sums."""
@@ -95,6 +99,9 @@ class Accumulator(ABC):
         part.num_experts = part.top_k = 0
         part._same(trace.moe_layers, trace.num_experts, trace.top_k)
         part.tokens = len(trace.ids)
+        for layer in trace.moe_layers:
+            for tap in self._taps(trace):
+                trace[f"layers.{layer}.moe.{tap}"]  # raises what a reader should ask for
         part._add(trace, *more)
         return self.merge(part)
 

@@ -43,6 +43,12 @@ def load(trace: Trace | HasTrace) -> NDArray[np.int64]:
     return out
 
 
+def counted(trace: Trace) -> bool:
+    """Whether a trace holds counts and no ids."""
+    tap = "layers.{}.moe.{}".format
+    return any(tap(n, "load") in trace and tap(n, "expert_ids") not in trace for n in trace.moe_layers)
+
+
 def ids_from_1(trace: Trace, layer: int) -> NDArray[np.int64]:
     """(T, k) expert ids counted from 1, so that 0 is a slot without an expert and can be counted and dropped."""
     return expert_ids(trace, layer) + 1
@@ -52,13 +58,22 @@ class Usage(Accumulator):
     """Load of the experts over any number of traces, and what follows from it.
 
     `result`: share of the tokens that each expert received, (Lm, E); chance k/E. `entropy`, `violation` and
-    `balancedness` are (Lm,). A token without any expert is no token of that layer.
+    `balancedness` are (Lm,). A token without any expert is no token of that layer. A trace that counted and kept no
+    tokens is one block of as many tokens as fill its counts.
     """
+
+    def _taps(self, trace: Trace) -> tuple[str, ...]:
+        return () if counted(trace) else ("expert_ids",)
 
     def _add(self, trace: Trace, *more: Any) -> None:
         layers, experts = len(trace.moe_layers), trace.num_experts
         share = self.sums["share"] = Ratios((layers, experts), (layers, 1))
         slots = self.sums["slots"] = Moments((layers,), experts)
+        if counted(trace):
+            counts = load(trace)
+            share.add(counts[None], counts.sum(axis=1, keepdims=True)[None] / trace.top_k)
+            slots.add(counts[None])
+            return
         for row, layer in enumerate(trace.moe_layers):
             for rows in tiles(len(trace.ids), self.block, max(experts, experts * experts // self.block)):
                 chosen = hot(expert_ids(trace, layer, rows), experts)
