@@ -398,3 +398,64 @@ class Rolled:
         else:
             out[: self.step] = value[-self.step :]
         return out
+
+
+@dataclass(frozen=True)
+class RowFactors:
+    """Each row times a factor of its own."""
+
+    factors: tuple[float, ...]
+
+    def __call__(self, value: Any, replay: Replay) -> Any:
+        """(T, H)."""
+        return value * np.asarray(self.factors)[:, None]
+
+
+@dataclass(frozen=True)
+class TurnedBefore:
+    """What a norm reads, rotated first."""
+
+    head_dim: int
+
+    def __call__(self, value: Any, replay: Replay) -> Any:
+        """In the shape that came."""
+        heads = value.reshape(len(value), -1, self.head_dim)
+        frequencies = frequencies_of(replay.given.settings.rope, self.head_dim)[0]
+        angles = np.asarray(replay.rows)[:, None] * frequencies
+        return rotate_halves(heads, angles).reshape(value.shape)
+
+
+@dataclass(frozen=True)
+class Warmer:
+    """Softmax of the logits times a factor."""
+
+    factor: float
+
+    def __call__(self, value: Any, replay: Replay) -> Any:
+        """(T, E)."""
+        return softmax(self.factor * replay.get(replay.given.target.replace("scores", "router_logits")))
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """The k best of the scores plus a bias per expert."""
+
+    k: int
+    bias: tuple[float, ...]
+
+    def __call__(self, value: Any, replay: Replay) -> Any:
+        """(T, k) ids."""
+        scores = replay.get(replay.given.target.replace("expert_ids", "scores")) + np.asarray(self.bias)
+        return np.argsort(-scores, axis=-1, kind="stable")[:, : self.k]
+
+
+@dataclass(frozen=True)
+class SoftmaxOfScores:
+    """Softmax over the chosen probabilities instead of the chosen logits."""
+
+    def __call__(self, value: Any, replay: Replay) -> Any:
+        """(T, k)."""
+        path = replay.given.target.removesuffix("gates")
+        scores = replay.given.known(path + "scores", replay.rows)
+        scores = softmax(replay.get(path + "router_logits")) if scores is None else scores
+        return softmax(np.take_along_axis(scores, replay.get(path + "expert_ids").astype(np.intp), -1))

@@ -28,6 +28,7 @@ _STYLES: tuple[tuple[Callable[..., Any], str], ...] = (
     (v.interleaved_backwards, "pairs of neighbours are rotated by the negative angle"),
     (v.angles_interleaved, "angles stand in pairs for halves"),
     (v.pairs_with_halved_angles, "angles stand as halves for pairs"),
+    (v.without_minus, "the minus before the sine is missing"),
     (v.sin_for_cos, "sine and cosine are exchanged"),
     (v.first_half_only, "only the first half of the channels is rotated"),
     (v.first_half_own_angles, "only half of the channels is rotated, at the angles of a narrower rotation"),
@@ -48,6 +49,9 @@ def attention_faults(scene: Scene, good: float) -> Iterator[Fault]:
         yield from _scale_faults(scene, point, good)
     for point in scene.ending(".kv_head"):
         yield from _head_faults(scene, point)
+    for point in scene.ending(".attn.mixed"):
+        words = f"heads and channels change places before the output projection of layer {point.split('.')[1]}"
+        yield Fault("head_order", words, {point: Through(v.heads_inside)})
     for point in scene.ending(".raw"):
         if point.endswith(".v.raw"):
             yield from _turned_values(scene, point)
@@ -60,6 +64,7 @@ def _each(names: list[str], end: str, change: Change) -> dict[str, Change]:
 def _rotation_faults(scene: Scene, names: list[str], good: float) -> Iterator[Fault]:
     where = _where(names)
     rope = scene.given.settings.rope
+    changes: dict[str, Change]
     theta = float(rope.get("rope_theta") or 1e4)
 
     def with_theta(value: float) -> float:
@@ -79,13 +84,18 @@ def _rotation_faults(scene: Scene, names: list[str], good: float) -> Iterator[Fa
     yield from _position_faults(scene, names, where)
     for function, words in _STYLES:
         yield Fault("rope_style", f"{words} in {where}", _each(names, ".rotate", Use(function)))
+    normed = [name for name in names if scene.has(f"{name}_norm.input")]
+    if normed and scene.given.settings.head_dim:
+        changes = {f"{name}_norm.input": c.TurnedBefore(scene.given.settings.head_dim) for name in normed}
+        changes |= _each(normed, ".rotate", Use(v.unrotated))
+        yield Fault("rope_style", f"rotated before the norm instead of after it in {where}", changes)
     yield Fault("rope_style", f"(heads, channels) read as (channels, heads) in {where}",
                 _each(names, ".raw", Through(v.channels_before_heads)))  # fmt: skip
     wide = {
         name: scene.suspect[name].shape[1] * scene.suspect[name].shape[2] for name in names if name in scene.suspect
     }
     if wide:
-        changes: dict[str, Change] = {f"{name}.frequencies": Theta(theta, width) for name, width in wide.items()}
+        changes = {f"{name}.frequencies": Theta(theta, width) for name, width in wide.items()}
         changes |= _each(names, ".rotate", Use(v.across_heads))
         yield Fault("rope_style", f"rotated over the whole width before the heads are cut in {where}", changes)
 

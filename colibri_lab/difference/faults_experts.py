@@ -151,7 +151,8 @@ def _order_faults(scene: Scene, good: float) -> Iterator[Fault]:
         kinds = [("gate", "up"), ("gate",), ("up",)] if tap == "hidden" else [(tap,)]
     for parts in kinds:
         origin: dict[int, int] = {}
-        for expert in scene.experts:
+        every = [e for e in scene.all_differing if e not in scene.experts and len(scene.all_differing) <= 16]
+        for expert in (*scene.experts, *every):
             best, least = expert, np.inf
             for other in range(scene.suspect.num_experts):
                 if other == expert:
@@ -172,7 +173,7 @@ def _order_faults(scene: Scene, good: float) -> Iterator[Fault]:
         for expert, other in origin.items():
             order[expert] = other
         named = "weights" if len(parts) == 3 or tap in ("gate", "up", "hidden") else f"{' and '.join(parts)} weights"
-        more = "" if len(scene.all_differing) <= len(scene.experts) else " and so on"
+        more = "" if len(scene.all_differing) <= len(origin) else " and so on"
         changes = {
             f"{prefix}{e}.{part}.weight": Weight(f"{prefix}{o}.{part}") for e, o in origin.items() for part in parts
         }

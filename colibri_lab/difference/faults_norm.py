@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from colibri_lab.difference import changes as c
 from colibri_lab.difference import variants as v
 from colibri_lab.difference.changes import Fault, Is, Use, Weight
@@ -18,7 +20,12 @@ _EPSILONS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1
 def norm_faults(scene: Scene, good: float) -> Iterator[Fault]:
     """Every norm that a replay passes, the nearest to the divergence last."""
     changes: dict[str, Change]
-    for point in scene.ending(".eps"):
+    every = scene.ending(".eps")
+    if len(every) > 1:
+        yield from _all_at_once(scene, every, good)
+    if scene.given.lacking and scene.path.endswith((".attn.norm", ".moe.input", ".mlp.input", "norm")):
+        yield from _rows_alone(scene)
+    for point in every:
         name = point.removesuffix(".eps")
         plain = scene.given.settings.eps
         where = place(name)
@@ -56,6 +63,28 @@ def norm_faults(scene: Scene, good: float) -> Iterator[Fault]:
             yield Fault("norm_missing", f"{where} is taken over each head instead of all", {
                 f"{name}.rule": c.PerHead(scene.given.settings.head_dim or 1)
             })  # fmt: skip
+
+
+def _all_at_once(scene: Scene, points: list[str], good: float) -> Iterator[Fault]:
+    """The same other epsilon in every norm on the way."""
+    plain = scene.given.settings.eps
+
+    def error(eps: float) -> float:
+        return scene.left_over({point: Is(eps) for point in points})
+
+    eps, _ = fitted(error, [e for e in (*_EPSILONS, plain / 10, plain * 10) if e != plain], good)
+    where = ", ".join(place(point.removesuffix(".eps")) for point in points)
+    changes: dict[str, Change] = {point: Is(eps) for point in points}
+    yield Fault("norm_epsilon", f"epsilon {eps:g} instead of {plain:g} in {where}", changes)
+
+
+def _rows_alone(scene: Scene) -> Iterator[Fault]:
+    """Neither weights nor what was normed: each row is a multiple of the other run's, each another one."""
+    theirs = scene.twin
+    factors = (scene.wanted * theirs).sum(-1) / np.square(theirs).sum(-1).clip(1e-300)
+    if np.ptp(factors) > 1e-6 * np.abs(factors).max():
+        words = f"every row of {scene.path} has a factor of its own ({factors.min():.4g} to {factors.max():.4g})"
+        yield Fault("norm_epsilon", words, {scene.path: c.RowFactors(tuple(factors.tolist()))})
 
 
 def _others(scene: Scene, name: str) -> list[str]:

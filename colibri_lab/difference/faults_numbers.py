@@ -58,6 +58,7 @@ def scale_faults(scene: Scene, good: float) -> Iterator[Fault]:
         if len(names) > 1 or not scene.expert_tap:
             groups += [({f"{n}.{part}": None for n in names}, f"{part.removesuffix('.value')} of {place}")
                        for part in ("output", "hidden", "gate.value", "up.value")]  # fmt: skip
+    groups += [({point: None}, point) for point in scene.ending(".bias") if ".experts." not in point]
     for points, words in groups:
         made = [point for point in points if scene.has(point)]
         if not made:

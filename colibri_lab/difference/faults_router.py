@@ -83,10 +83,23 @@ def _score_faults(scene: Scene) -> Iterator[Fault]:
         if leaning < plain and np.abs(bias).max() > 0:
             yield Fault("biased_gates", f"scores of layer {layer} are {name} plus another bias per expert",
                         {scene.path: c.Scores(name, tuple(bias.tolist()))})  # fmt: skip
+    yield from _warm_scores(scene, logits)
     order = matched(wanted, scene.twin) if scene.twin.shape == wanted.shape else None
     if order is not None and (order != np.arange(len(order))).any():
         yield Fault("expert_order", f"scores of layer {layer} are in another order: {told(order)}",
                     {scene.path: c.Columns(tuple(order.tolist()))})  # fmt: skip
+
+
+def _warm_scores(scene: Scene, logits: Array) -> Iterator[Fault]:
+    """A constant factor on the logits, from centred ln p against centred z."""
+    if (scene.wanted <= 0).any():
+        return
+    z, p = (x - x.mean(-1, keepdims=True) for x in (logits, np.log(scene.wanted)))
+    factor = float((z * p).sum() / max(float(np.square(z).sum()), 1e-300))
+    short = float(f"{factor:.4g}")
+    factor = short if abs(short - factor) < 1e-5 * abs(factor) else factor
+    words = f"logits of layer {scene.layer} are multiplied by {factor:g} before the softmax"
+    yield Fault("scale_factor", words, {scene.path: c.Warmer(factor)})
 
 
 def _score_rule(scene: Scene, logits: Array, scores: Array) -> str:
@@ -121,6 +134,10 @@ def _choice_faults(scene: Scene) -> Iterator[Fault]:
     for dtype in ("bfloat16", "float16"):
         yield Fault("bf16_rounding", f"scores of layer {layer} are rounded to {dtype} before the choice",
                     {scene.path: c.Choice(k, dtype)}, rounding=True)  # fmt: skip
+    bias = leaning(scores, mine)
+    if bias is not None:
+        yield Fault("biased_gates", f"experts of layer {layer} are chosen with another bias per expert",
+                    {scene.path: c.Leaning(k, tuple(bias.tolist()))})  # fmt: skip
     logits = scene.given.known(path + "router_logits", scene.rows)
     for name, rule in SCORE_RULES.items():
         if logits is None:
@@ -129,6 +146,26 @@ def _choice_faults(scene: Scene) -> Iterator[Fault]:
         if (np.sort(best) == np.sort(mine)).all():
             yield Fault("biased_gates", f"experts of layer {layer} are chosen by {name} without the correction bias",
                         {scene.path: c.Chosen(name, k)})  # fmt: skip
+
+
+def leaning(scores: Array, ids: Array) -> Array | None:
+    """A bias per expert with which the k best of `scores` are `ids`, by the perceptron rule; None if none is found."""
+    tokens, n = scores.shape
+    chosen = np.zeros((tokens, n), bool)
+    np.put_along_axis(chosen, ids, True, -1)
+    bias, step = np.zeros(n), float(np.abs(scores).max()) / 8
+    for _ in range(400):
+        leaned = scores + bias
+        worst = np.where(chosen, leaned, np.inf).argmin(-1)
+        best = np.where(chosen, -np.inf, leaned).argmax(-1)
+        rows = np.arange(tokens)
+        wrong = leaned[rows, worst] <= leaned[rows, best]
+        if not wrong.any():
+            return bias
+        move = np.bincount(worst[wrong], minlength=n) - np.bincount(best[wrong], minlength=n)
+        bias = bias + step * move / max(1, np.abs(move).max())
+        step *= 0.99
+    return None
 
 
 # ---- gates ----
@@ -150,6 +187,8 @@ def _gate_faults(scene: Scene, good: float) -> Iterator[Fault]:
         kind, words = named(reference, rule, biased)
         yield Fault(kind, f"gates of layer {layer}: {words}", {path + "gate_rule": Is(rule)} if
                     scene.has(path + "gate_rule") else {scene.path: c.Gates(rule)})  # fmt: skip
+    yield Fault("softmax_of_chosen", f"gates of layer {layer}: softmax over the chosen probabilities, not logits",
+                {scene.path: c.SoftmaxOfScores()})  # fmt: skip
     yield from _gates_alone(scene)
     yield from _fitted_bias(scene, own)
     yield from _warm(scene, path, own, reference, good)

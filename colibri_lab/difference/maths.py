@@ -9,6 +9,8 @@ these points, and `passed` lists the points that a replay went through. A value 
     {product}.input                    what a product reads
     layers.{l}.attn.{q,k,v}.raw        product, bias, norm and clip done, not yet rotated [T, heads, head_dim]
     ….{q,k}.positions .frequencies .rotate      of the rotation: (T,) · (head_dim / 2,) · rotate(x, angles)
+    layers.{l}.attn.{q,k,v}.read       as attention reads them, which are the taps
+    layers.{l}.moe.outputs             outputs of an expert as they are added up
     layers.{l}.attn.scale .seen .kv_head .mixed     scale · seen(queries, keys) · kv head of each head · before o
     layers.{l}.middle                  residual stream between attention and experts (T, H)
     layers.{l}.{middle,output}.factors (on the stream, on the branch), 1 and 1
@@ -66,6 +68,7 @@ class Given:
         self.settings = settings_of(config, believed)
         last = next((p for p in reversed(common) if p.startswith("layers.")), "layers.-1.")
         self._settled = int(last.split(".")[1]) - 1  # the residual stream after this layer is known to agree
+        self._stored = [(each, frozenset(each)) for each in (trace, other)]
         self.lacking = ""  # why the target is the other run's value and not computed
         self._reference: Trace | None = None
         self._wide: dict[str, F64] = {}
@@ -74,10 +77,11 @@ class Given:
         """The tap at these token rows, or None when it is the target or nobody has it."""
         if path == self.target:
             return None
-        for trace in (self.trace, self.other):
-            array = trace.get(path)
-            if array is not None and rows[-1] < array.shape[0]:
-                value = np.asarray(array[rows], np.float64)
+        for trace, paths in self._stored:
+            if trace is not self.trace and not self._agreed(path):
+                continue
+            if path in paths and rows[-1] < trace[path].shape[0]:
+                value = np.asarray(trace[path][rows], np.float64)
                 if value.ndim == 2 and path.endswith((".attn.q", ".attn.k", ".attn.v")) and self.settings.head_dim:
                     value = value.reshape(len(value), -1, self.settings.head_dim)
                 return value
@@ -87,7 +91,8 @@ class Given:
         """Rows of an expert's tap for these tokens, when recorded for all of them."""
         if expert_of(self.target) == (layer, str(expert), tap) or expert_of(self.target) == (layer, "*", tap):
             return None
-        for trace in (self.trace, self.other):
+        path = f"layers.{layer}.moe.experts"
+        for trace in (self.trace, self.other) if self._agreed(path) else (self.trace,):
             rows = rows_of(trace, layer, expert, tap)
             if rows is not None and np.isin(tokens, rows[0]).all():
                 return rows[1][np.searchsorted(rows[0], tokens)].astype(np.float64)
@@ -113,6 +118,10 @@ class Given:
                 self._wide.clear()
             self._wide[name] = np.asarray(self.model.weights[name]).astype(np.float64)
         return self._wide[name]
+
+    def _agreed(self, path: str) -> bool:
+        """Whether the other run's value may stand in: in layers that are behind, and where nothing can be computed."""
+        return self.model is None or (path.startswith("layers.") and int(path.split(".")[1]) <= self._settled)
 
     def _residual(self, path: str, rows: Array) -> F64 | None:
         """The residual stream of a run of the model itself, where the two traces are known to agree with it."""
@@ -147,25 +156,44 @@ class Replay:
 
     def __init__(
         self, given: Given, rows: Array, changes: Mapping[str, Change] | None = None,
-        passed: dict[str, None] | None = None,
+        passed: dict[str, None] | None = None, base: Replay | None = None,
     ) -> None:  # fmt: skip
+        """`base`: a replay at the same rows without changes; its taps serve again where no change lies before them."""
         self.given, self.rows, self.changes = given, np.asarray(rows, np.intp), dict(changes or {})
         self.passed: dict[str, None] = {} if passed is None else passed
+        self._base = base
         self._taps: dict[str, F64] = {}
+        self._before: dict[str, frozenset[str]] = {}  # the points that each computed tap went through
+        self._open: list[set[str]] = [set()]
         self._whole: Replay | None = None
 
     def use(self, point: str, value: Any) -> Any:
         """Every number goes through here: changed when a fault says so."""
         self.passed[point] = None
+        self._open[-1].add(point)
         change = self.changes.get(point)
         return value if change is None else change(value, self)
 
     def get(self, path: str) -> F64:
         """A tap, from the trace when it holds it and it is not the target, else computed."""
-        if path not in self._taps:
-            value = self.given.known(path, self.rows)
-            self._taps[path] = self.use(path, self._made(path)) if value is None else value
+        if path not in self._before:
+            again = self._again(path)
+            if again is None:
+                self._open.append(set())
+                value = self.given.known(path, self.rows)
+                self._taps[path] = self.use(path, self._made(path)) if value is None else value
+                self._before[path] = frozenset(self._open.pop())
+            else:
+                self._taps[path], self._before[path] = again
+        self._open[-1] |= self._before[path]
         return self._taps[path]
+
+    def _again(self, path: str) -> tuple[F64, frozenset[str]] | None:
+        """The base's value, when none of the changes lies before it."""
+        base = self._base
+        if base is None or path not in base._before or not base._before[path].isdisjoint(self.changes):
+            return None
+        return base._taps[path], base._before[path]
 
     def _made(self, path: str) -> F64:
         """By the formula; the target of which the weights are missing is what the other run has."""
@@ -190,8 +218,14 @@ class Replay:
         if len(every) == len(self.rows):
             return self
         if self._whole is None:
-            self._whole = Replay(self.given, every, self.changes, self.passed)
+            base = self._base._whole if self._base is not None else None
+            self._whole = Replay(self.given, every, self.changes, self.passed, base)
         return self._whole
+
+    def _whole_get(self, path: str) -> F64:
+        value = self.whole.get(path)
+        self._open[-1] |= self.whole._before[path]
+        return value
 
     def _compute(self, path: str) -> F64:
         if path == "embed":
@@ -304,7 +338,8 @@ class Replay:
     def _attention_weights(self, layer: int) -> F64:
         """(heads, rows, keys) after the softmax."""
         path = f"layers.{layer}.attn."
-        q, k = self.get(path + "q"), self.whole.get(path + "k")
+        q = self.use(path + "q.read", self.get(path + "q"))
+        k = self.use(path + "k.read", self._whole_get(path + "k"))
         scale = self.use(path + "scale", 1 / math.sqrt(q.shape[-1]))
         window = self.given.settings.windows[layer] if layer < len(self.given.settings.windows) else None
         seen = self.use(path + "seen", Seen(window))(self.rows[:, None], np.arange(len(k))[None])
@@ -318,7 +353,7 @@ class Replay:
         # the tap "weights" is (heads, T, S): its rows are not tokens, so it is always computed
         if path + "weights" not in self._taps:
             self._taps[path + "weights"] = self.use(path + "weights", self._attention_weights(layer))
-        weights, v = self._taps[path + "weights"], self.whole.get(path + "v")
+        weights, v = self._taps[path + "weights"], self.use(path + "v.read", self._whole_get(path + "v"))
         mates = np.arange(len(weights)) * v.shape[1] // len(weights)
         mates = self.use(path + "kv_head", mates)
         mixed = np.einsum("hts,shd->thd", weights, v[:, mates], optimize=True)
@@ -427,6 +462,7 @@ class Replay:
             where, slot = np.nonzero(ids == expert)
             known = self.given.expert_rows(layer, int(expert), "output", self.rows[where])
             rows = self.expert(layer, int(expert), self.rows[where], "output") if known is None else known
+            rows = self.use(path + "outputs", rows)
             out = np.zeros((len(ids), rows.shape[1])) if out is None else out
             np.add.at(out, where, gates[where, slot, None] * rows)
         if out is None:

@@ -43,8 +43,10 @@ class Scene:
         self.experts: list[int] = self._experts() if inside else []
         self.wanted = self._recorded(suspect)
         self.twin = self._recorded(other)
+        self._base: Replay | None = None
         replay = Replay(self.given, self.rows)
         self.plain_value = self._value(replay)
+        self._base = replay
         self.points: list[str] = list(replay.passed)
         self.plain = self.measure(self.plain_value)
         self.computed = not self.given.lacking
@@ -103,7 +105,7 @@ class Scene:
 
     def value(self, changes: Mapping[str, Change] | None = None) -> Array:
         """The tap as a run with these changes would have it. Raises Missing."""
-        return self._value(Replay(self.given, self.rows, changes))
+        return self._value(Replay(self.given, self.rows, changes, base=self._base))
 
     def _value(self, replay: Replay) -> Array:
         if not self.expert_tap:
@@ -111,7 +113,7 @@ class Scene:
         layer = cast(int, self.layer)
         if self.expert_tap != "input" and f"layers.{layer}.moe.dispatch.input" not in self.suspect:
             every = np.unique(np.concatenate([self.rows, *(self.tokens_of(e) for e in self.experts)]))
-            replay.rows = every.astype(np.intp)
+            replay.rows = every.astype(np.intp)  # the same in every replay of this scene
         return np.concatenate([
             replay.expert_target(layer, e, self.tokens_of(e), self.expert_tap) for e in self.experts
         ])  # fmt: skip

@@ -107,6 +107,13 @@ def pairs_with_halved_angles(x: Array, angles: Array) -> Array:
     return cast(Array, x * cos + np.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape) * sin)
 
 
+def without_minus(x: Array, angles: Array) -> Array:
+    """Both halves with a plus before the sine."""
+    turn = np.concatenate([angles, angles], axis=-1)
+    a, b = np.split(x, 2, axis=-1)
+    return cast(Array, x * np.cos(turn)[:, None] + np.concatenate([b, a], axis=-1) * np.sin(turn)[:, None])
+
+
 def sin_for_cos(x: Array, angles: Array) -> Array:
     """cos and sin exchanged."""
     return rotate_halves(x, np.pi / 2 - angles)
@@ -131,6 +138,11 @@ def channels_before_heads(x: Array) -> Array:
     """(T, heads, head_dim) read as (T, head_dim, heads)."""
     tokens, heads, width = x.shape
     return x.reshape(tokens, width, heads).transpose(0, 2, 1)
+
+
+def heads_inside(x: Array) -> Array:
+    """(T, heads, head_dim) flattened channel by channel."""
+    return x.transpose(0, 2, 1).reshape(x.shape)
 
 
 def eps_outside(x: Array, weight: Array, eps: float) -> Array:
