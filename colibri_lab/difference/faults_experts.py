@@ -177,7 +177,7 @@ def _order_faults(scene: Scene, good: float) -> Iterator[Fault]:
         changes = {
             f"{prefix}{e}.{part}.weight": Weight(f"{prefix}{o}.{part}") for e, o in origin.items() for part in parts
         }
-        yield Fault("expert_order", f"{named} of experts of layer {layer} are in another order: {told(order)}{more}",
+        yield Fault("expert_order", f"{named} of experts of layer {layer} are in another order: {told(order, origin)}{more}",
                     changes)  # fmt: skip
     yield from _order_from_traces(scene)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -389,15 +389,16 @@ def matched(wanted: Array, found: Array) -> Array | None:
     return order if (least / size).max() < 1e-3 else None
 
 
-def told(order: Array) -> str:
-    """A permutation in words, shortly."""
+def told(order: Array, known: Collection[int] | None = None) -> str:
+    """A permutation in words, shortly; `known`: the numbers of which it is known, None for all."""
+    at = sorted(range(len(order)) if known is None else known)
     moved = np.flatnonzero(order != np.arange(len(order)))
     if len(moved) == 2 and order[moved[0]] == moved[1]:
         return f"{moved[0]} and {moved[1]} exchanged"
     text = sorted(range(len(order)), key=str)
-    if order.tolist() == text and len(order) > 10:
+    if len(order) > 10 and all(order[e] == text[e] for e in at):
         return "that of their numbers as text (0, 1, 10, 11 …)"
-    if np.argsort(text).tolist() == order.tolist() and len(order) > 10:
+    if len(order) > 10 and all(order[e] == back for e, back in enumerate(np.argsort(text)) if e in at):
         return "that of their numbers as text, inverted"
     shown = ", ".join(f"{e}←{order[e]}" for e in moved[:6])
     return shown + (f" and {len(moved) - 6} more" if len(moved) > 6 else "")
