@@ -68,7 +68,9 @@ def load(source: Source, said: Said) -> Trace:
         if layer >= LIMIT:
             source.refuse(f"line {number}: layer {layer} is no model's")
         rows += 1
-        kept = layers.setdefault(layer, _Layer())
+        if layer not in layers:
+            layers[layer] = _Layer()
+        kept = layers[layer]
         if len(passes) > 1 and kept.rows < passes[-1][0]:
             source.refuse(f"line {number}: layer {layer} was not in the passes before: rows are missing")
         kept.rows += 1

@@ -222,3 +222,34 @@ def test_a_payload_that_begins_later_leaves_the_first_rows_missing(tmp_path: Pat
     trace = lab.load_trace(path, config=goldens.CONFIG, start=2, ids=[*goldens.IDS, 8])
     got = trace["layers.2.moe.expert_ids"]
     assert (got[:2] == -1).all() and (got[6] == -1).all() and np.array_equal(got[2:6], goldens.ROUTES[2:, 1])
+
+
+def test_a_minus_one_that_wrapped_in_unsigned_ids_is_missing(tmp_path: Path) -> None:
+    """vLLM narrows its buffer: in uint8, −1 is 255, which names no expert here; other types are widened as they are."""
+    path = tmp_path / "routes.npy"
+    for dtype in (np.uint8, np.int16, np.int64, np.uint16, ">i4"):
+        path.write_bytes(goldens.npy_bytes(goldens.all_layers(goldens.CACHED).astype(dtype)))
+        trace = lab.load_trace(path, config=goldens.CONFIG)
+        got = np.stack([trace[f"layers.{layer}.moe.expert_ids"] for layer in MOE], axis=1)
+        assert got.dtype == np.int32 and np.array_equal(got, goldens.CACHED)
+
+
+def test_a_long_text_is_read_in_a_stream_and_tells_its_progress(tmp_path: Path) -> None:
+    """Memory is that of the result and one line, not that of the text; the caller hears how far it is."""
+    import tracemalloc
+
+    path, passes = tmp_path / "long.txt", 14_000
+    slots = " ".join(f"{expert}:0.1250" for expert in range(1, 9))
+    with path.open("w") as file:
+        for call in range(passes):
+            file.write(f"{call} 0 0 {slots}\n")
+    told: list[float] = []
+    tracemalloc.start()
+    try:
+        trace = lab.load_trace(path, experts=9, progress=lambda done: told.append(done))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(trace.passes) == passes and trace["layers.0.moe.expert_ids"][-1].tolist() == list(range(1, 9))
+    assert path.stat().st_size > 1 << 20 and told == sorted(told) and 0 < told[0] < 1
+    assert peak < 600 * passes  # ids and gates twice for a moment, and what the trace keeps of a pass

@@ -336,3 +336,30 @@ def test_an_empty_array_and_one_of_nothing_are_refused(tmp_path: Path) -> None:
     path.write_bytes(npy_bytes(np.zeros((3, 4, 2), "S1")).replace(b"|S1", b"|S0")[:-24])
     with pytest.raises(lab.FormatError, match="elements of no size"):
         lab.load_trace(path, **SAY)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda folder, name: (folder / name).unlink(), "cannot read .*No such file"),
+        (lambda folder, name: (folder / name).write_bytes(b"\x08" + bytes(20)), "no sound safetensors file"),
+        (lambda folder, name: (folder / name).write_bytes((folder / name).read_bytes()[:-4]), "no sound safetensors"),
+    ],
+)
+def test_a_damaged_tensor_beside_a_dump_is_refused(
+    change: Callable[[Path, str], None], why: str, tmp_path: Path
+) -> None:
+    """The tree is sound, a file of it is not."""
+    tree = goldens.debugger_files(tmp_path)
+    change(tree.parent, "MixtralForCausalLM.lm_head_outputs.safetensors")
+    with pytest.raises(lab.ColibriError, match=why):
+        lab.load_trace(tree)
+
+
+def test_a_dump_reads_no_file_that_is_not_beside_it(tmp_path: Path) -> None:
+    """A name that leads elsewhere is refused."""
+    tree = goldens.debugger_files(tmp_path)
+    text = tree.read_text().replace("./MixtralForCausalLM.lm_head_outputs", "../MixtralForCausalLM.lm_head_outputs")
+    tree.write_text(text)
+    with pytest.raises(lab.FormatError, match=r"names the file '\.\./.*', which is not beside the tree"):
+        lab.load_trace(tree)
