@@ -65,7 +65,7 @@ def load(source: Source, said: Said) -> Trace:
     meta = meta_of(
         source, said, "llama.cpp perplexity", said.num_hidden_layers or 0 if moe else 0, moe or (),
         said.num_experts or 0 if moe else 0, said.top_k or 0 if moe else 0, passes=spans, sequences=spans,
-        logits="log probabilities in 16 bits, floored 16 below the largest", windows=list(chosen),
+        logits_kind="log_probabilities", logits_floor=16, windows=list(chosen),
     )  # fmt: skip
     arrays = {"logits": logits, "logits.recorded": recorded}
     return Trace(arrays, ids=ids[list(chosen)].ravel().tolist(), texts=[], meta=meta)
