@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -37,17 +38,22 @@ def student_quantile(freedom: Any, level: float) -> Floats:
     return found[places].reshape(freedom.shape)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def _quantile(freedom: int, level: float) -> float:
+    """Newton's steps on the tail, which is convex: from the normal quantile, which lies below, they only rise."""
     if freedom < 1:
         return math.nan
-    low, high = 0.0, 1.0
-    while student_tail(high, freedom) > 1 - level:
-        low, high = high, high * 2
-    for _ in range(60):  # 60 halvings reach the last bit of what the bracket began with
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_tail(middle, freedom) > 1 - level else (low, middle)
-    return (low + high) / 2
+    if freedom == 1:
+        return math.tan(math.pi * level / 2)
+    t = NormalDist().inv_cdf((1 + level) / 2)
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    for _ in range(200 if freedom < _NORMAL_FROM else 0):
+        density = math.exp(log_scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
+        step = (float(student_tail(t, freedom)) - (1 - level)) / (2 * density)
+        t += step
+        if step <= 1e-14 * t:
+            break
+    return t
 
 
 def _incomplete_beta(x: Floats, a: float, b: float) -> Floats:

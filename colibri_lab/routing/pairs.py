@@ -18,6 +18,8 @@ from colibri_lab.routing.streaming import BLOCK, Accumulator, expert_ids, hot, i
 from colibri_lab.routing.usage import ids_from_1
 from colibri_lab.trace import HasTrace, Trace, trace_of
 
+Ids = NDArray[np.int64]
+
 __all__ = ["Coactivation", "CrossLayer", "adjacent_coactivation", "coactivation", "cross_layer"]
 
 
@@ -70,9 +72,9 @@ class Coactivation(Accumulator):
                 ids = expert_ids(trace, layer, rows)
                 chosen = hot(ids, experts)
                 if self.pairs == "all":
-                    counts = _together(chosen[:, None], chosen[:, None], self.block)
+                    counts = _together(*_every(ids, ids), experts, self.block)
                 else:
-                    counts = _together(_by_slot(ids[:, :-1], experts), _by_slot(ids[:, 1:], experts), self.block)
+                    counts = _together(ids[:, :-1], ids[:, 1:], experts, self.block)
                     counts = counts + counts.transpose(0, 2, 1)
                 sums.add(counts, in_blocks(chosen, self.block)[:, :, None], row)
 
@@ -124,11 +126,8 @@ class CrossLayer(Accumulator):
         for row, (layer, later) in enumerate(steps):
             for rows in tiles(len(trace.ids), self.block, _width(experts, k, self.block)):
                 ids, ids_later = expert_ids(trace, layer, rows), expert_ids(trace, later, rows)
-                if self.pairs == "all":
-                    one, other = hot(ids, experts)[:, None], hot(ids_later, experts)[:, None]
-                else:
-                    one, other = _by_slot(ids, experts), _by_slot(ids_later, experts)
-                counts = _together(one, other, self.block)
+                pairs = _every(ids, ids_later) if self.pairs == "all" else (ids, ids_later)
+                counts = _together(*pairs, experts, self.block)
                 sums.add(counts, counts.sum(axis=(1, 2), keepdims=True), row)
 
     def result(self, level: float = 0.95) -> Measured:
@@ -149,24 +148,20 @@ def cross_layer(
 
 
 def _width(experts: int, slots: int, block: int) -> int:
-    """Numbers per token of a step: its one-hot slots, and its part of the (E, E) counts of a block."""
-    return max(slots * experts, experts * experts // block)
+    """Numbers per token of a step: its pairs, and its part of the (E, E) counts of a block."""
+    return max(slots * slots, experts * experts // block)
 
 
-def _by_slot(ids: NDArray[np.int64], experts: int) -> NDArray[np.float32]:
-    """(rows, slots, E): 1 where the slot has the expert."""
-    return hot(ids.reshape(-1, 1), experts).reshape(*ids.shape, experts)
+def _every(one: Ids, other: Ids) -> tuple[Ids, Ids]:
+    """All pairs of a slot of `one` with a slot of `other`, (rows, slots · slots) each."""
+    pairs = np.broadcast_arrays(one[:, :, None], other[:, None, :])
+    return pairs[0].reshape(len(one), -1), pairs[1].reshape(len(one), -1)
 
 
-def _together(one: NDArray[np.float32], other: NDArray[np.float32], block: int) -> NDArray[np.float32]:
-    """(blocks, E, E) counts of i in `one` and j in `other` (rows, slots, E) at the same row and slot."""
-    return np.asarray(np.matmul(_stacked(one, block).transpose(0, 2, 1), _stacked(other, block)))
-
-
-def _stacked(hots: NDArray[np.float32], block: int) -> NDArray[np.float32]:
-    """(blocks, block · slots, E); the last block is filled up with zeros."""
-    rows, slots, experts = hots.shape
-    blocks = -(-rows // block)
-    out = np.zeros((blocks * block, slots, experts), np.float32)
-    out[:rows] = hots
-    return out.reshape(blocks, block * slots, experts)
+def _together(one: Ids, other: Ids, experts: int, block: int) -> Ids:
+    """(blocks, E, E) how often i stands in `one` and j at the same place of `other` (rows, pairs); −1 is nobody."""
+    side, blocks = experts + 1, -(-len(one) // block)
+    numbers = (np.arange(len(one)) // block)[:, None]
+    keys = (numbers * side + one + 1) * side + other + 1
+    counts = np.bincount(keys.ravel(), minlength=blocks * side * side)
+    return np.asarray(counts.reshape(blocks, side, side)[:, 1:, 1:])
