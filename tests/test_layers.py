@@ -176,6 +176,15 @@ def test_importers_end_in_a_trace_and_need_no_library_of_their_producer() -> Non
         assert foreign(path) <= IMPORTERS_FOREIGN, (name, foreign(path))
 
 
+def test_the_recorder_needs_neither_engine_nor_display() -> None:
+    """It runs where PyTorch runs, and the libraries it records load when it is called."""
+    present = {name: path for name, path in python_files().items() if name.split(".")[0] == "record"}
+    assert len(present) > 5
+    for name, path in present.items():
+        assert not reach(name) & {"_core", "_engine", "widgets", *ABOVE_THE_ENGINE}, (name, reach(name))
+        assert foreign(path, when_imported=True) <= {"numpy"}, (name, foreign(path, when_imported=True))
+
+
 def test_the_compiled_module_has_one_door() -> None:
     """Only _engine imports it, so that a missing build is explained in one place; few modules go through that door."""
     files = python_files()

@@ -9,6 +9,7 @@ Slots: (token, place) pairs, numbered t·k + place. Packed rows: all slots order
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,17 @@ from colibri_lab.errors import UnsupportedError
 from colibri_lab.record._family import Layer
 from colibri_lab.record._store import Store
 
-__all__ = ["BlockRun"]
+__all__ = ["SEEN", "BlockRun"]
 
 Array = NDArray[Any]
 _ROLES = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 _PACKED = ("input", "gate", "up", "hidden", "output")
+
+
+SEEN = frozenset(
+    ("linear", "topk", "index_add_", "where", "sort", "argsort", "grouped_mm", "_grouped_mm", "bmm")
+)
+"""Names of the functions that a block is shown."""
 
 
 class BlockRun:
@@ -41,7 +48,8 @@ class BlockRun:
         self.gates: Any = None
         self.routed: Any = None
         self.recomputed = False
-        self._where: Any = None
+        self._where: Any = None  # (places among the k, tokens) of the expert that comes next
+        self._where_places: Array | None = None  # the same as packed rows
         self._sorted: Any = None
         self._batched = 0
         self._filled: dict[str, int] = {}
@@ -59,12 +67,12 @@ class BlockRun:
     # ---- watching ----
 
     def see(self, name: str, args: tuple[Any, ...], out: Any) -> None:
-        """One torch function inside the block, after it ran."""
+        """One torch function of SEEN inside the block, after it ran."""
         if name == "linear":
             self._see_linear(args, out)
         elif name == "topk":
             if tuple(args[0].shape) == (self.store.tokens, self.num_experts):
-                self.scores, self.gates_chosen, self.ids_chosen = args[0], out[0], out[1]
+                self.scores = args[0]
                 if not self.stacked:
                     self.ids, self.gates = out[1], out[0]  # gates are normalised in place
         elif name == "index_add_" and not self.stacked:
@@ -72,7 +80,7 @@ class BlockRun:
         elif not self._names:
             return
         elif name == "where" and len(args) == 1:
-            self._where = out
+            self._where, self._where_places = out, None
         elif name in ("sort", "argsort") and args[0].numel() == self.store.tokens * self.top_k and self._sorted is None:
             self._sorted = out if name == "argsort" else out[1]
         elif name in ("grouped_mm", "_grouped_mm"):
@@ -90,15 +98,18 @@ class BlockRun:
         role, expert = self._role(weight)
         if role is None or self._where is None or len(self._where) != 2:
             return
-        tokens = self.store.host(self._where[1], np.int64)
-        start, stop = self._spans()[expert]
-        mine = self._tokens()[start:stop]
-        if len(tokens) != len(mine) or x.shape[0] != len(mine):
-            return
-        places = start + np.searchsorted(mine, tokens)
-        if (self._tokens()[np.minimum(places, stop - 1)] != tokens).any():
-            return
-        self._fill(role, places, x, out)
+        if self._where_places is None:
+            tokens = self._where[1].cpu().numpy()
+            start, stop = self._spans()[expert]
+            mine = self._packed_tokens[start:stop]
+            if len(tokens) != len(mine) or not len(mine):
+                return
+            within = np.searchsorted(mine, tokens)
+            if not np.array_equal(mine[np.minimum(within, len(mine) - 1)], tokens):
+                return
+            self._where_places = start + within
+        if x.shape[0] == len(self._where_places):
+            self._fill(role, self._where_places, x, out)
 
     def _see_grouped(self, args: tuple[Any, ...], out: Any) -> None:
         """One product for all experts; its rows are slots in the order of the sort that came before."""
@@ -124,9 +135,8 @@ class BlockRun:
         experts = self.experts
         if self.stacked:
             for role, stack in (("gate_up", experts.gate_up_proj), ("down", experts.down_proj)):
-                if weight.dtype == stack.dtype and tuple(weight.shape) == tuple(stack.shape[1:]):
-                    size = stack[0].numel() * stack.element_size()
-                    expert, rest = divmod(weight.data_ptr() - stack.data_ptr(), size)
+                if weight.shape == stack.shape[1:]:
+                    expert, rest = divmod(weight.data_ptr() - stack.data_ptr(), weight.numel() * weight.element_size())
                     if rest == 0 and 0 <= expert < self.num_experts:
                         return role, expert
             return None, -1
@@ -146,11 +156,11 @@ class BlockRun:
             return
         if role != "up":
             self._write("input", places, x)
-        if role == "gate_up":
+        if role == "gate_up" and ("gate" in self._names or "up" in self._names):
             gate, up = out.chunk(2, -1)
             self._write("gate", places, gate)
             self._write("up", places, up)
-        else:
+        elif role != "gate_up":
             self._write(role, places, out)
 
     def _write(self, name: str, places: Array, rows: Any) -> None:
@@ -158,11 +168,13 @@ class BlockRun:
             return
         torch, packed = self._torch, self._packed
         if name not in packed:
-            packed[name] = torch.empty((self.store.tokens * self.top_k, rows.shape[-1]), dtype=torch.float32)
+            shape = (self.store.tokens * self.top_k, rows.shape[-1])
+            packed[name] = torch.empty(shape, dtype=torch.float32, device="cpu")
             self._filled[name] = 0
         rows = rows.detach()
-        if len(places) and places[-1] - places[0] + 1 == len(places) and (np.diff(places) == 1).all():
-            packed[name][int(places[0]) : int(places[-1]) + 1].copy_(rows)
+        first, last = int(places[0]), int(places[-1])
+        if last - first + 1 == len(places) and (places[1:] > places[:-1]).all():
+            packed[name][first : last + 1].copy_(rows)
         else:
             packed[name].index_copy_(0, torch.from_numpy(places), rows.to(device="cpu", dtype=torch.float32))
         self._filled[name] += len(places)
@@ -181,6 +193,7 @@ class BlockRun:
             self._order = np.argsort(ids, kind="stable")
             counts = np.bincount(ids, minlength=self.num_experts)
             self._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+            self._bounds = list(itertools.pairwise(self._offsets.tolist()))
             self._packed_tokens = self._order // self.top_k
             self._slot_places = np.empty_like(self._order)
             self._slot_places[self._order] = np.arange(len(self._order))
@@ -195,8 +208,9 @@ class BlockRun:
         return self._slot_places
 
     def _spans(self) -> list[tuple[int, int]]:
+        """Packed rows [start, stop) of every expert."""
         self._sort()
-        return [(int(a), int(b)) for a, b in zip(self._offsets[:-1], self._offsets[1:], strict=True)]
+        return self._bounds
 
     # ---- the end of the block ----
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from colibri_lab.errors import UnsupportedError
-from colibri_lab.record._experts import BlockRun
+from colibri_lab.record._experts import SEEN, BlockRun
 from colibri_lab.record._family import Anatomy, Layer
 from colibri_lab.record._store import Store
 from colibri_lab.trace import EXPERT_TAPS
@@ -208,9 +208,10 @@ class Pass:
             def __torch_function__(
                 self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
             ) -> Any:
-                out = func(*args, **(kwargs or {}))
-                if outer._block is not None:
-                    outer._block.see(getattr(func, "__name__", ""), args, out)
+                out = func(*args, **kwargs) if kwargs else func(*args)
+                block = outer._block
+                if block is not None and func.__name__ in SEEN:
+                    block.see(func.__name__, args, out)
                 return out
 
         return Watch()
