@@ -99,6 +99,14 @@ class Model:
 
         return model_identity({self.weights.describe(name).file for name in self.weights})
 
+    @cached_property
+    def weights_dtype(self) -> str:
+        """The dtype in which most of the weights are stored, as NumPy names it: "bfloat16"."""
+        counts: dict[str, int] = {}
+        for weight in map(self.weights.describe, self.weights):
+            counts[str(weight.dtype)] = counts.get(str(weight.dtype), 0) + _elements(weight)
+        return max(counts, key=lambda name: counts[name])
+
     @property
     def info(self) -> dict[str, Any]:
         """What was opened and how it runs: files, bytes, dtypes, parameters, what the files hold and the model does not
@@ -156,6 +164,7 @@ class Model:
         threads: int | None = None,
         max_tokens: int | None = None,
         gate_mode: str | None = None,
+        to: str | os.PathLike[str] | None = None,
     ) -> Session:
         """A new timeline of tokens on this model.
 
@@ -166,7 +175,15 @@ class Model:
         shows both numbers). `gate_mode` None: the checkpoint's own rule; "softmax", "softmax_renormalised",
         "softmax_of_chosen" and "raw_logits" are for study.
 
-        Raises ArgumentError for an unknown capture or gate mode, OutOfMemoryError with the bytes when it cannot fit.
+        `to` names a file that holds the tape: the session writes what it captures there while it computes, and the file
+        is a sound trace (`lab.load_trace`) of all finished passes at every moment, also after the process was killed.
+        It follows the session: rows that are stepped back over or reset leave it. What it replaces is kept until the
+        new file is ready. Its taps take disk instead of memory; `max_tokens` None then also keeps to half of the free
+        disk.
+
+        Raises ArgumentError for an unknown capture or gate mode, or a `to` that is one of the model's files;
+        OutOfMemoryError or FileError with the bytes when it cannot fit; FileError when `to` cannot be written or
+        another session records there.
         """
         from colibri_lab.session import Session
 
@@ -177,6 +194,7 @@ class Model:
             threads,
             max_tokens,
             gate_mode,
+            to,
         )
         if max_tokens is not None and limit is not None and max_tokens > limit:
             warnings.warn(

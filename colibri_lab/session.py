@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from colibri_lab.interventions import Edit
     from colibri_lab.memory import MemoryPanel
     from colibri_lab.model import Model
+    from colibri_lab.recording import RecordedSession
     from colibri_lab.stepper import Stepper
     from colibri_lab.tokenizer import Tokenizer
 
@@ -104,7 +106,13 @@ class Session:
     """
 
     def __init__(
-        self, model: Model, capture: Sequence[str], threads: int | None, max_tokens: int | None, gate_mode: str | None
+        self,
+        model: Model,
+        capture: Sequence[str],
+        threads: int | None,
+        max_tokens: int | None,
+        gate_mode: str | None,
+        to: str | os.PathLike[str] | None = None,
     ) -> None:
         if any(not isinstance(pattern, str) for pattern in capture):
             raise ArgumentError(f"capture takes a level or a list of tap patterns, all texts; this is {capture!r:.80}")
@@ -120,11 +128,14 @@ class Session:
             )
         self.model = model
         self.capture: tuple[str, ...] = tuple(capture) or ("none",)
-        self._engine = core.Session(
-            model._engine, list(self.capture), _count("max_tokens", max_tokens), _count("threads", threads), gate_mode
-        )
+        options = list(self.capture), _count("max_tokens", max_tokens), _count("threads", threads), gate_mode
+        if to is None:
+            self._engine = core.Session(model._engine, *options)
+        else:
+            from colibri_lab.recording import RecordedSession
+
+            self._engine = RecordedSession(model._engine, *options, to)
         self._threads = Threads(self._engine.threads, self._engine.threads_asked or None, *core.usable_cpus())
-        model._sessions.add(self)
         self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
         self._ids: list[int] = []
         self._edits: list[Edit] = []  # of steppers
@@ -132,6 +143,9 @@ class Session:
         self._held: weakref.WeakValueDictionary[tuple[int, int], Pass] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._process = os.getpid()  # of who came in last
+        if to is not None:
+            self._recorded().begin_file(self)
+        model._sessions.add(self)
 
     # ---- run ----
 
@@ -202,6 +216,7 @@ class Session:
             self._moved_by = None
             self._engine.truncate(0)
             self._edits = []
+            self._tell_file()  # of the edits that are gone
 
     # ---- look ----
 
@@ -234,6 +249,11 @@ class Session:
         return Tape(self)
 
     @property
+    def recording(self) -> Path | None:
+        """The file that holds the tape of a session made with `to=`; None when it lies in memory, as a fork's does."""
+        return getattr(self._engine, "path", None)
+
+    @property
     def max_tokens(self) -> int:
         """Tokens for which memory is reserved."""
         return self._engine.max_tokens
@@ -263,27 +283,50 @@ class Session:
     def trace(self) -> Trace:
         """What was captured, as a Trace over the same memory (no copy). It stays as it is when the session goes on."""
         with self._alone():
-            config, tape = self.model.config, self.tape
-            arrays = {path: tape[path] for path in tape.stored()}
+            self._tell_file()
+            arrays = {path: self.tape[path] for path in self.tape.stored()}
             meta = {
-                "producer": "colibri-lab",
-                "producer_version": core.__version__,
-                "model_type": config["model_type"],
-                "model_name": self.model.path.name,  # not the path: a trace travels
-                "model_identity": self.model.identity,
-                "num_hidden_layers": config["num_hidden_layers"],
-                "moe_layers": list(config["moe_layers"]),
-                "num_experts": config["num_experts"],
-                "top_k": config["top_k"],
-                "gate_rule": self.gate_mode,
-                "gate_mode": self.gate_mode,
-                "capture": list(self.capture),
+                **self._about(),
                 "passes": [list(self._engine.pass_bounds(index)) for index in range(self._engine.pass_count)],
                 "edits": [edit.record() for edit in self._edits],
             }
-            return Trace(arrays, ids=self.ids, texts=self.texts, meta=meta)
+            trace = Trace(arrays, ids=self.ids, texts=self.texts, meta=meta)
+            trace.model = self.model
+            return trace
 
     # ---- inside ----
+
+    def _about(self) -> dict[str, Any]:
+        """The entries of a trace's meta that do not change while the session goes on."""
+        config = self.model.config
+        return {
+            "producer": "colibri-lab",
+            "producer_version": core.__version__,
+            "model_type": config["model_type"],
+            "model_name": self.model.path.name,  # not the path: a trace travels
+            "model_identity": self.model.identity,
+            "num_hidden_layers": config["num_hidden_layers"],
+            "moe_layers": list(config["moe_layers"]),
+            "num_experts": config["num_experts"],
+            "top_k": config["top_k"],
+            "gate_rule": self.gate_mode,
+            "gate_mode": self.gate_mode,
+            "capture": list(self.capture),
+            "arithmetic": "float32",
+            "weights_dtype": self.model.weights_dtype,
+            "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()},
+        }
+
+    def _recorded(self) -> RecordedSession:
+        from colibri_lab.recording import RecordedSession
+
+        assert isinstance(self._engine, RecordedSession)
+        return self._engine
+
+    def _tell_file(self) -> None:
+        """Brings the file of a recording up to date: edits change between passes."""
+        if self.recording is not None:
+            self._recorded().sync()
 
     def _alone(self) -> threading.Lock:
         """What to hold while inside: `with self._alone(): ...`. Raises BusyError when another call holds it.
@@ -367,7 +410,8 @@ class Session:
     def __repr__(self) -> str:
         return (
             f"<Session of {self.model.config.model_type}: {self._engine.length} of {self.max_tokens} tokens, "
-            f"capture {', '.join(self.capture)}, {self.threads} threads>"
+            f"capture {', '.join(self.capture)}, {self.threads} threads"
+            + (f", recording into {self.recording}>" if self.recording else ">")
         )
 
 

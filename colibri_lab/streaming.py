@@ -49,6 +49,13 @@ class TextStream:
         """U+FFFD for bytes still waiting, else "". The stream may go on afterwards."""
         return self._decoder.decode(b"", final=True)
 
+    def unfinished(self) -> str:
+        """What `flush` would give now; the bytes go on waiting."""
+        state = self._decoder.getstate()
+        text = self.flush()
+        self._decoder.setstate(state)
+        return text
+
     def all(self, ids: Iterable[int]) -> list[str]:
         """The text of each id, the last one with whatever `flush` gives."""
         texts = [self.push(token_id) for token_id in ids]

@@ -10,6 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -96,6 +97,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids the tokenizer knows, added tokens included; the model's own may be larger."""
         return int(self._inner.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def longest(self) -> int:
+        """At least the bytes that the text of one token can have in UTF-8, as `texts` gives it."""
+        names = self._inner.get_vocab(with_added_tokens=True)
+        return 64 + 4 * max((len(name.encode("utf-8", "replace")) for name in names), default=0)  # U+FFFD for a byte: 3
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` lets the tokenizer add its own tokens (such as `<s>`) around it.

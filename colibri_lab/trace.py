@@ -90,6 +90,7 @@ class Trace(Mapping[str, Array]):
         self.ids: list[int] = [int(i) for i in ids]
         self.texts: list[str] = list(texts) or [""] * len(self.ids)
         self.meta: dict[str, Any] = dict(meta)
+        self.model: Any = None  # the open lab.Model, when the trace comes from a live session; it is not saved
         self._arrays = {path: _read_only(path, array) for path, array in arrays.items()}
         if len(self.texts) != len(self.ids):
             raise FormatError(

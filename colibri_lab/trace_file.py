@@ -1,9 +1,12 @@
-"""Trace files: one ordinary safetensors file, in compact form, that any safetensors reader opens.
+"""Trace files: one ordinary safetensors file that any safetensors reader opens; docs/trace-format.md specifies it.
 
 Tensors are the trace's arrays under their tap paths, and the tokens as `tokens.ids` (T,) int64, `tokens.text` u8 (all
-texts as UTF-8, one after the other) and `tokens.text_offsets` (T+1,) int64. `__metadata__` has one entry per entry of
-`trace.meta`, all strings: the names in `_PLAIN` as they are, every other as JSON, and `format` and `format_version`, by
-which a trace is recognised.
+texts as UTF-8, one after the other), `tokens.text_offsets` (T+1,) int64 and `tokens.passes` (P, 2) int64.
+`__metadata__` has one entry per entry of `trace.meta`, all strings: the names in `_PLAIN` as they are, every other as
+JSON, and `format` and `format_version`, by which a trace is recognised.
+
+There are two layouts. `save_trace` writes the compact one. A recording (`colibri_lab.recording_file`) has room behind
+each tensor, and may have been left in the middle of writing its header: it is cut to the passes that all tensors have.
 
 The writer is our own because saving twice must give the same bytes, and the safetensors library writes metadata in
 random order. The reader lets the library check the header, then maps the file: arrays are read when they are used, so a
@@ -28,14 +31,30 @@ from colibri_lab.errors import ArgumentError, FileError, FormatError, Unsupporte
 from colibri_lab.sniff import not_safetensors
 from colibri_lab.trace import Trace, check_values
 
-__all__ = ["FORMAT_VERSION", "is_trace", "load_trace", "quiet", "save_trace"]
+__all__ = [
+    "EDITS",
+    "FORMAT_VERSION",
+    "dtype_name",
+    "is_trace",
+    "load_trace",
+    "quiet",
+    "recording_metadata",
+    "save_trace",
+]
 
 Array = NDArray[Any]
 
 FORMAT = "colibri-trace"
 FORMAT_VERSION = 1
+EDITS = "edits.log"  # of a recording: lines of JSON, each saying how many edits of before stay and which are added
 
 _PLAIN = ("producer", "producer_version", "model_type", "model_identity", "gate_rule")
+_KEPT = ("format", "format_version", "layout", "aliases")  # entries that are the file's own
+_TOKENS = ("tokens.ids", "tokens.text", "tokens.text_offsets", "tokens.passes")
+_RECORDING = "recording"
+_HEADS = ".attn.weights"  # (heads, tokens, tokens)
+_LONGEST_HEADER = 8 + 100_000_000  # what the safetensors library reads
+_TRIES = 1000  # a file that is being recorded may change while its header is read
 _BLOCK = 1 << 22  # elements written at a time
 _DTYPES = {
     "bool": "BOOL",
@@ -86,7 +105,7 @@ def save_trace(trace: Trace, path: str | PathLike[str]) -> None:
     """
     target = local_path(path)
     tensors = _tensors(trace)
-    header = _header(tensors, _metadata(trace.meta))
+    header = _header(tensors, _metadata({name: trace.meta[name] for name in trace.meta if name != "passes"}))
     with whole_file(target, "the trace") as handle:
         handle.write(len(header).to_bytes(8, "little") + header)
         for array in tensors.values():
@@ -102,9 +121,10 @@ def _tensors(trace: Trace) -> dict[str, Array]:
         "tokens.ids": np.array(trace.ids, np.int64),
         "tokens.text": np.frombuffer(b"".join(encoded), np.uint8),
         "tokens.text_offsets": offsets,
+        "tokens.passes": np.array(trace.passes, np.int64).reshape(-1, 2),
     }
     for name in trace:
-        if name in tokens or name == "__metadata__":
+        if name in tokens or name in ("__metadata__", EDITS):
             raise ArgumentError(f"'{name}' is a name that trace files keep for themselves; give the array another")
         _check_name(name)
     both = {name: _little(array) for name, array in {**tokens, **trace}.items()}
@@ -120,10 +140,23 @@ def _little(array: Any) -> Any:
     return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
 
 
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """What safetensors calls a dtype."""
+    return _DTYPES[dtype.name]
+
+
+def recording_metadata(meta: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, str]:
+    """`__metadata__` of a recording, but for what grows (passes, edits). `aliases`: taps whose rows are those of
+    another.
+    """
+    own = {"layout": _RECORDING, "aliases": json.dumps(aliases, sort_keys=True)}
+    return {**_metadata(meta), **own}
+
+
 def _metadata(meta: Mapping[str, Any]) -> dict[str, str]:
     out = {"format": FORMAT, "format_version": str(FORMAT_VERSION)}
     for name in meta:
-        if name in out:
+        if name in _KEPT:
             raise ArgumentError(f"meta['{name}'] is an entry that trace files keep for themselves; name it otherwise")
         _check_name(name)
     for name in sorted(meta):
@@ -189,12 +222,82 @@ def load_trace(path: str | PathLike[str]) -> Trace:
         arrays = {
             name: _array(name, entry, data) for name, entry in entries.items() if not name.startswith("__unused__.")
         }
+        meta = _meta(metadata)
+        if metadata.get("layout") == _RECORDING:
+            arrays = _complete(arrays, meta.get("top_k"))
+            meta["edits"] = _edits(arrays.pop(EDITS))
+            arrays |= {path: arrays[same] for path, same in json.loads(metadata.get("aliases", "{}")).items()}
+        if "tokens.passes" in arrays:
+            passes = _pairs(arrays.pop("tokens.passes")).tolist()
+            meta.setdefault("passes", passes)  # a file may say them there instead
         ids, texts = _tokens(arrays)
-        trace = Trace(arrays, ids=ids, texts=texts, meta=_meta(metadata))
+        trace = Trace(arrays, ids=ids, texts=texts, meta=meta)
         check_values(trace)
     except (FormatError, ArgumentError) as error:
         raise FormatError(f"{file}: {error}") from error
     return trace
+
+
+# ---- a recording ----
+
+
+def _complete(arrays: dict[str, Array], top_k: Any) -> dict[str, Array]:
+    """The tensors of a recording, cut to the passes that all of them have: writing the header may have been broken off,
+    and rows of closed passes never change.
+    """
+    missing = [name for name in (*_TOKENS, EDITS) if name not in arrays]
+    if missing or not isinstance(top_k, int) or top_k < 0:
+        raise FormatError(f"a recording without {', '.join(missing) or 'a sound top_k'}")
+    passes, fences = _pairs(arrays["tokens.passes"]), arrays["tokens.text_offsets"]
+    if fences.dtype != np.int64 or any(array.ndim == 0 for array in arrays.values()):
+        raise FormatError("a recording whose tensors have no rows, or whose tokens.text_offsets are no int64")
+    stops = [0, *passes[:, 1].tolist()]
+
+    def rows(name: str, count: int) -> int:
+        if name in ("tokens.passes", EDITS) or name.endswith(".dispatch.offsets"):
+            return count
+        if name == "tokens.text":
+            return int(fences[stops[count]])
+        return int(stops[count]) * (top_k if ".dispatch." in name else 1) + (name == "tokens.text_offsets")
+
+    def has(count: int) -> bool:
+        if not 0 <= stops[count] < len(fences):
+            return False
+        return all(
+            name == EDITS or (array.shape[1] if name.endswith(_HEADS) else len(array)) >= rows(name, count)
+            for name, array in arrays.items()
+        )
+
+    count = len(passes)
+    while count and not has(count):
+        count -= 1
+    if not has(count):
+        raise FormatError("a recording of which not even the beginning is there")
+    n = stops[count]
+    return {
+        name: array if name == EDITS else array[:, :n, :n] if name.endswith(_HEADS) else array[: rows(name, count)]
+        for name, array in arrays.items()
+    }
+
+
+def _edits(log: Array) -> list[Any]:
+    edits: list[Any] = []
+    try:
+        for line in log.tobytes().decode().split("\n")[:-1]:
+            change = json.loads(line)
+            edits = edits[: change["keep"]] + change["add"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FormatError(f"{EDITS} is broken: {error!r:.80}") from error
+    return edits
+
+
+def _pairs(passes: Array) -> Array:
+    if passes.dtype != np.int64 or passes.ndim != 2 or passes.shape[1] != 2:
+        raise FormatError(f"tokens.passes must be pairs of int64; it is {passes.dtype} of shape {passes.shape}")
+    return passes
+
+
+# ---- the file ----
 
 
 def is_trace(path: str | PathLike[str]) -> bool:
@@ -214,20 +317,28 @@ def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], memoryview]:
         wrong = not_safetensors(file)
         if wrong is not None:
             raise FormatError(f"{file} is {wrong}, not a trace")
-        with safe_open(file, framework="numpy"):  # checks sizes, offsets, overlaps and coverage
-            pass
         with file.open("rb") as handle:
             whole = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+        start = min(8 + int.from_bytes(whole[:8], "little"), len(whole), _LONGEST_HEADER)
+        for remaining in reversed(range(_TRIES)):
+            header = bytes(whole[:start])
+            try:
+                with safe_open(file, framework="numpy"):  # checks sizes, offsets, overlaps and coverage
+                    pass
+            except SafetensorError:
+                if not remaining or header == bytes(whole[:start]):
+                    raise
+            if header == bytes(whole[:start]):  # else a recording went on meanwhile
+                break
     except OSError as error:
         if isinstance(error, FileError):
             raise
         raise FileError(f"cannot read {file}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise FormatError(f"{file} is not a sound safetensors file: {error}") from error
-    start = 8 + int.from_bytes(whole[:8], "little")
-    header = json.loads(bytes(whole[8:start]))
-    metadata = header.pop("__metadata__", None) or {}
-    return header, metadata, whole[start:]
+    entries = json.loads(header[8:])
+    metadata = entries.pop("__metadata__", None) or {}
+    return entries, metadata, whole[start:]
 
 
 def _array(name: str, entry: Mapping[str, Any], data: memoryview) -> Array:
@@ -269,7 +380,7 @@ def _tokens(arrays: dict[str, Array]) -> tuple[list[int], list[str]]:
 def _meta(metadata: Mapping[str, str]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in metadata.items():
-        if name in ("format", "format_version"):
+        if name in _KEPT:
             continue
         try:
             out[name] = value if name in _PLAIN else json.loads(value)

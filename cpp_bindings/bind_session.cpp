@@ -3,7 +3,7 @@
 #include "session.hpp"
 
 static std::unique_ptr<Session> create(const Model &model, const std::vector<std::string> &capture, int64_t max_tokens, int threads,
-                                       const std::optional<std::string> &gate_mode)
+                                       const std::optional<std::string> &gate_mode, int64_t file_bytes)
 {
     std::vector<const char *> patterns;
     for (const std::string &pattern : capture)
@@ -15,6 +15,7 @@ static std::unique_ptr<Session> create(const Model &model, const std::vector<std
     options.max_tokens = max_tokens;
     options.threads = threads;
     options.gate_mode = gate_mode_of(gate_mode);
+    options.file_bytes = file_bytes;
     colibri_session *created = nullptr;
     colibri_message message;
     check(colibri_session_create(model.get(), &options, &created, &message), message);
@@ -96,7 +97,8 @@ static py::tuple blocks(const Session &session)
 void bind_session(py::module_ &m)
 {
     py::class_<Session> session(m, "Session");
-    session.def(py::init(&create), py::arg("model"), py::arg("capture"), py::arg("max_tokens"), py::arg("threads"), py::arg("gate_mode"))
+    session.def(py::init(&create), py::arg("model"), py::arg("capture"), py::arg("max_tokens"), py::arg("threads"), py::arg("gate_mode"),
+                py::arg("file_bytes") = 0)
         .def("feed", &feed, py::arg("ids"), py::arg("progress"))
         .def("truncate", &truncate_rows, py::arg("n_tokens"))
         .def("tap", &tap, py::arg("kind"), py::arg("layer"), py::arg("expert"), py::arg("pass_index"))
@@ -113,4 +115,5 @@ void bind_session(py::module_ &m)
         .def_property_readonly("threads", [](const Session &s) { return colibri_session_threads(s.get()); })
         .def_property_readonly("threads_asked", [](const Session &s) { return colibri_session_threads_asked(s.get()); });
     bind_stepping(session);
+    bind_recording(m, session);
 }

@@ -7,6 +7,7 @@
 #include "view.hpp"
 
 void bind_stepping(py::class_<Session> &session);
+void bind_recording(py::module_ &m, py::class_<Session> &session);
 
 inline const std::pair<const char *, colibri_gate_mode> gate_modes[] = {
     {"softmax", COLIBRI_GATES_SOFTMAX},

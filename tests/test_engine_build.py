@@ -68,6 +68,8 @@ def test_both_builds_of_the_engine_use_the_same_flags() -> None:
     for name, flags in sets:
         rule = re.search(rf"kernels_{name}\.o .*ISA := (.+)", make)
         assert rule and rule.group(1).split() == flags.split(";"), name
+    assert "cold_sources CONFIGURE_DEPENDS model/*.c api/*.c" in cmake and "filter model/% api/%" in make
+    assert "APPEND PROPERTY COMPILE_OPTIONS -Os)" in cmake and "SMALL := -Os\n" in make
 
 
 def test_the_engine_lives_without_python(engine: Path) -> None:

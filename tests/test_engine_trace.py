@@ -59,6 +59,7 @@ def test_what_a_trace_says_to_capture_is_what_the_engine_says() -> None:
     """The levels in trace.py, which must work without the engine, are those of the engine's own table."""
     engine = {kind.path: kind.level for kind in tap_kinds if kind.scope != "expert"}
     named = {path: path if level == "named" else level for path, level in engine.items()}
-    assert named == _CAPTURE
+    recorded = {path: level for path, level in _CAPTURE.items() if path in engine or not path.endswith("moe.load")}
+    assert named == recorded  # counts without tokens come from other programs alone
     experts = {kind.path.rpartition(".")[2] for kind in tap_kinds if kind.scope == "expert"}
     assert experts == set(EXPERT_TAPS)

@@ -50,6 +50,23 @@ colibri_status colibri_session_truncate(colibri_session *session, int64_t n_toke
     return session_truncate(session->inner, n_tokens, message);
 }
 
+colibri_status colibri_session_map(colibri_session *session, int file, int64_t offset, int64_t n_tokens, colibri_message *message)
+{
+    mapguard_enter();
+    colibri_status status = session_map(session->inner, file, offset, n_tokens, message);
+    mapguard_leave();
+    return status;
+}
+
+bool colibri_session_place(const colibri_session *session, size_t kind, int64_t layer, colibri_tape_place *out)
+{
+    if (!colibri_session_captures(session, kind, layer))
+        return false;
+    const slot *p = layout_slot(&session->inner->layout, &session->inner->model->config, (tap)kind, layer);
+    *out = (colibri_tape_place){p->offset, p->row_bytes, p->n_rows};
+    return true;
+}
+
 int64_t colibri_session_length(const colibri_session *session)
 {
     int64_t n_tokens, n_passes;

@@ -69,10 +69,8 @@ static bool keep_in_place(session *s, int64_t n_tokens, int64_t n_passes)
 }
 
 /* The session goes on in a fresh block with a copy of the kept rows; who holds a lease on the old one has it alone. */
-static colibri_status keep_copied(session *s, int64_t n_tokens, int64_t n_passes, colibri_message *message)
+static void go_on_in(session *s, block *fresh, int64_t n_tokens, int64_t n_passes)
 {
-    block *fresh;
-    TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &fresh, message));
     int64_t copied = copy_rows(s, fresh, n_tokens, n_passes);
     instant_begin();
     block *old = s->tape;
@@ -81,6 +79,15 @@ static colibri_status keep_copied(session *s, int64_t n_tokens, int64_t n_passes
     s->copied_bytes += copied;
     instant_end();
     block_release(old);
+}
+
+static colibri_status keep_copied(session *s, int64_t n_tokens, int64_t n_passes, colibri_message *message)
+{
+    block *fresh;
+    if (s->file_bytes != 0)
+        return fail(message, COLIBRI_ERROR_FILE, "views hold the file of this tape: map the session to another");
+    TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &fresh, message));
+    go_on_in(s, fresh, n_tokens, n_passes);
     return COLIBRI_OK;
 }
 
@@ -113,6 +120,26 @@ colibri_status session_move(session *s, colibri_message *message)
     colibri_status status = check_no_open_pass(s, message);
     if (status == COLIBRI_OK && block_references(s->tape) > 1)
         status = keep_copied(s, s->n_tokens, s->n_passes, message);
+    session_leave(s);
+    return status;
+}
+
+static colibri_status map_rows(session *s, int file, int64_t offset, int64_t n_tokens, colibri_message *message)
+{
+    int64_t n_passes;
+    block *fresh;
+    if (s->file_bytes == 0)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "this session was made to lie in memory: its options say no file_bytes");
+    TRY(count_passes(s, n_tokens, &n_passes, message));
+    TRY(block_of_file(s->layout.tape_bytes, file, offset, s->model, &fresh, message));
+    go_on_in(s, fresh, n_tokens, n_passes);
+    return COLIBRI_OK;
+}
+
+colibri_status session_map(session *s, int file, int64_t offset, int64_t n_tokens, colibri_message *message)
+{
+    TRY(session_enter(s, message));
+    colibri_status status = map_rows(s, file, offset, n_tokens, message);
     session_leave(s);
     return status;
 }

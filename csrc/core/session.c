@@ -6,6 +6,7 @@
 
 #include "../utils/atomics.h"
 #include "../utils/instant.h"
+#include "../utils/mapguard.h"
 #include "capture.h"
 #include "forward.h"
 #include "stepping.h"
@@ -16,13 +17,20 @@
  * pages (4 times 4 to 64 KB) and have records on the heap, and whoever looks at it allocates too (Python by 1 MB at a time). */
 enum { SPARE = 4 << 20 };
 
-/* The most tokens, up to `limit`, whose plan fits into n_bytes; 0 when not even one does. */
-static int64_t tokens_that_fit(const config *c, const bool *kept, int n_threads, int64_t limit, int64_t n_bytes, layout *scratch)
+/* Bytes that a plan takes of memory, of all, when its tape lies in a file of file_bytes; more than there is when the file is small. */
+static int64_t memory_of(const layout *p, int64_t need, int64_t file_bytes)
+{
+    return file_bytes == 0 || need < 0 ? need : p->tape_bytes > file_bytes ? -1 : need - p->tape_bytes;
+}
+
+/* The most tokens, up to `limit`, whose plan fits into n_bytes and a file (0: none); 0 when not even one does. */
+static int64_t tokens_that_fit(const config *c, const bool *kept, int n_threads, int64_t limit, int64_t n_bytes,
+                               int64_t file_bytes, layout *scratch)
 {
     int64_t fits = 0, above = limit + 1;
     while (above - fits > 1) {
         int64_t middle = fits + (above - fits) / 2;
-        int64_t need = layout_plan(c, kept, middle, n_threads, scratch);
+        int64_t need = memory_of(scratch, layout_plan(c, kept, middle, n_threads, scratch), file_bytes);
         if (need >= 0 && need <= n_bytes)
             fits = middle;
         else
@@ -40,22 +48,29 @@ static colibri_status plan_memory(session *s, const bool *kept, int64_t max_toke
     if (max_tokens < 0 || max_tokens > INT32_MAX)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "max_tokens is %lld; it can be 1 to %ld, or 0 for what fits",
                     (long long)max_tokens, (long)INT32_MAX);
+    int64_t file = s->file_bytes;
     if (max_tokens == 0) {
         int64_t limit = c->max_position_embeddings < INT32_MAX ? c->max_position_embeddings : INT32_MAX;
-        max_tokens = tokens_that_fit(c, kept, n_threads, limit, available / 2, &s->layout);
+        max_tokens = tokens_that_fit(c, kept, n_threads, limit, available / 2, (file + 1) / 2, &s->layout);
         s->held_by_memory = max_tokens < limit;
         if (max_tokens == 0)
             return fail(message, COLIBRI_ERROR_MEMORY,
-                        "a session at this capture needs %lld bytes for one token; half of the memory left is %lld",
-                        (long long)layout_plan(c, kept, 1, n_threads, &s->layout), (long long)(available / 2));
+                        "a session at this capture needs %lld bytes for one token; half of the %s left is %lld",
+                        (long long)layout_plan(c, kept, 1, n_threads, &s->layout), file != 0 ? "disk and memory" : "memory",
+                        (long long)(available / 2 + file / 2));
     }
-    int64_t need = layout_plan(c, kept, max_tokens, n_threads, &s->layout);
-    if (need >= 0 && need <= available)
+    int64_t need = layout_plan(c, kept, max_tokens, n_threads, &s->layout), tape = file != 0 ? s->layout.tape_bytes : 0;
+    if (need >= 0 && tape <= file && need - tape <= available)
         return COLIBRI_OK;
-    int64_t fits = tokens_that_fit(c, kept, n_threads, max_tokens, available, &s->layout);
+    int64_t fits = tokens_that_fit(c, kept, n_threads, max_tokens, available, file, &s->layout);
+    if (need >= 0 && tape > file)
+        return fail(message, COLIBRI_ERROR_FILE,
+                    "a session of max_tokens=%lld at this capture needs %lld bytes of disk and %lld are left; max_tokens=%lld "
+                    "would fit",
+                    (long long)max_tokens, (long long)tape, (long long)file, (long long)fits);
     return fail(message, COLIBRI_ERROR_MEMORY,
                 "a session of max_tokens=%lld at this capture needs %s%lld bytes and %lld are left; max_tokens=%lld would fit",
-                (long long)max_tokens, need < 0 ? "more than " : "", (long long)(need < 0 ? INT64_MAX : need),
+                (long long)max_tokens, need < 0 ? "more than " : "", (long long)(need < 0 ? INT64_MAX : need - tape),
                 (long long)available, (long long)fits);
 }
 
@@ -73,7 +88,8 @@ static colibri_status reserve(session *s, const bool *kept, int64_t max_tokens, 
     TRY(machine_init(&s->machine, n_threads, message)); /* before the plan: the stacks of threads take memory too */
     TRY(plan_memory(s, kept, max_tokens, n_threads, message));
 
-    TRY(block_create(s->layout.tape_bytes, BLOCK_HISTORY, s->model, &s->tape, message));
+    /* A tape in a file has a place once it is mapped; until then no row is written. */
+    TRY(block_create(s->file_bytes != 0 ? 0 : s->layout.tape_bytes, BLOCK_HISTORY, s->model, &s->tape, message));
     TRY(block_create(s->layout.scratch_bytes, BLOCK_WORK, s->model, &s->scratch, message));
     s->machine.room = (float *)(void *)(block_data(s->scratch) + s->layout.room);
     s->machine.room_floats = s->layout.room_floats;
@@ -92,6 +108,9 @@ static colibri_status fill(session *s, const colibri_session_options *o, bool *k
     if ((int)o->gate_mode < COLIBRI_GATES_MODEL || (int)o->gate_mode > COLIBRI_GATES_RAW_LOGITS)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "gate mode %d does not exist; the modes are 0 to %d", (int)o->gate_mode,
                     COLIBRI_GATES_RAW_LOGITS);
+    if (o->file_bytes < 0)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "file_bytes is %lld; a file holds 1 or more", (long long)o->file_bytes);
+    s->file_bytes = o->file_bytes;
     s->threads_asked = o->threads;
     s->gates = o->gate_mode == COLIBRI_GATES_MODEL ? c->gate_rule : o->gate_mode;
     TRY(o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message)
@@ -256,6 +275,8 @@ static colibri_status prepare_logits(session *s, colibri_message *message)
 colibri_status session_check_pass(session *s, const int32_t *ids, int64_t n, colibri_message *message)
 {
     TRY(check_no_open_pass(s, message));
+    if (block_bytes(s->tape) != s->layout.tape_bytes)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "the tape of this session is to lie in a file, and is not mapped yet");
     TRY(check_ids(s, ids, n, message));
     TRY(model_data_check_files(s->model, message));
     return prepare_logits(s, message);
@@ -264,6 +285,10 @@ colibri_status session_check_pass(session *s, const int32_t *ids, int64_t n, col
 colibri_status session_close_pass(session *s, colibri_message *message)
 {
     TRY(model_data_check_files(s->model, message)); /* a weight that changed or was lost under the pass spoils it */
+    if (mapguard_lost(block_data(s->tape)))
+        return fail(message, COLIBRI_ERROR_FILE,
+                    "the file that holds the tape could not take rows: the disk is full, or the file was cut; this session can "
+                    "compute no more");
     int64_t *pass = session_passes(s) + 2 * s->n_passes;
     instant_begin();
     pass[0] = s->pass_start;

@@ -22,6 +22,7 @@ typedef struct session {
     pid_t process;           /* atomic: that of who came in last; in a child of it, nobody is left to finish what was going on */
     int threads_asked;       /* 0: as many as the process may use */
     bool held_by_memory;  /* max_tokens is what memory allowed, not what the model or the caller did */
+    int64_t file_bytes;      /* not 0: the tape lies in a file that has room for so much of it */
 
     /* The tile: tokens first .. first + n - 1 of the pass start .. start + pass_tokens - 1. */
     int64_t pass_start, pass_tokens;

@@ -89,11 +89,12 @@ typedef struct colibri_census {
 colibri_status colibri_array_widen(const colibri_array *array, float *out, colibri_message *message);
 colibri_status colibri_array_census(const colibri_array *array, colibri_census *out, colibri_message *message);
 
-/* Anonymous memory of the engine, one mapping each. */
+/* Memory of the engine, one mapping each. */
 typedef enum colibri_page_kind {
     COLIBRI_PAGES_PLAIN = 0, /* the system's ordinary pages */
     COLIBRI_PAGES_MADVISE,   /* transparent huge pages, where the system has them when a page is first written */
-    COLIBRI_PAGES_HUGETLB    /* from the system's pool of huge pages, all taken when the block was made */
+    COLIBRI_PAGES_HUGETLB,   /* from the system's pool of huge pages, all taken when the block was made */
+    COLIBRI_PAGES_FILE       /* of a file: the system writes them back when memory is short */
 } colibri_page_kind;
 
 typedef struct colibri_block {
@@ -204,6 +205,7 @@ typedef struct colibri_session_options {
     int64_t max_tokens;         /* 0 = min(max_position_embeddings, what half of the available memory holds) */
     int threads;                /* 0 = as many as this process may use; more than that would only take turns and are not made */
     colibri_gate_mode gate_mode;
+    int64_t file_bytes;         /* not 0: the tape is to lie in a file (colibri_session_map), which can hold so much of it */
 } colibri_session_options;
 
 /* Plans and reserves all memory; nothing is allocated later in a forward pass. MEMORY and CAPACITY messages give the bytes. */
@@ -222,6 +224,22 @@ colibri_status colibri_session_feed(colibri_session *session, const int32_t *ids
  * a fresh block, copies the kept rows once, and the old views keep the old block; else rows are reused in place. n_tokens must be a
  * pass boundary. */
 colibri_status colibri_session_truncate(colibri_session *session, int64_t n_tokens, colibri_message *message);
+
+/* The tape in a file: the rows are computed there, so a process that is killed leaves them. A session with file_bytes takes a pass
+ * only once its tape is mapped: the file must hold colibri_session_memory.tape bytes from `offset` on, rounded up to whole pages;
+ * offset is a multiple of the page size. The descriptor must be open for reading and writing, and may be closed afterwards. The
+ * first n_tokens tokens (a pass boundary) are copied there, later ones and an open pass are abandoned, and who holds a lease keeps
+ * the old memory. For such a session truncate, abandon and move fail with FILE, and change nothing, where others would go on in a fresh block: map it
+ * to another file then. A pass whose rows the file could not take fails with FILE. Forks lie in memory. */
+colibri_status colibri_session_map(colibri_session *session, int file, int64_t offset, int64_t n_tokens, colibri_message *message);
+
+/* Where the tape keeps tap `kind` of a layer; false when it does not. Two taps that are the same rows have the same place. */
+typedef struct colibri_tape_place {
+    int64_t offset; /* bytes from the start of the tape */
+    int64_t row_bytes;
+    int64_t n_rows; /* of the whole session */
+} colibri_tape_place;
+bool colibri_session_place(const colibri_session *session, size_t kind, int64_t layer, colibri_tape_place *out);
 
 int64_t colibri_session_length(const colibri_session *session); /* tokens so far */
 int64_t colibri_session_max_tokens(const colibri_session *session);

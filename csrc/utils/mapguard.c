@@ -48,7 +48,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     uintptr_t address = (uintptr_t)info->si_addr;
     guarded *g = info->si_code > 0 ? find(address) : NULL; /* si_code <= 0: sent by a process, not by a read */
     void *page = (void *)(address & ~(page_size - 1));
-    if (g != NULL && mmap(page, page_size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page)
+    if (g != NULL && mmap(page, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page)
         atomic_store_release(&g->lost, 1);
     else
         pass_on(number, info, context);

@@ -1,7 +1,7 @@
 /* mapguard.h: a file that shrinks while it is mapped must cost an error, not the process.
  *
- * Reading a mapped page whose bytes are gone from the file raises SIGBUS. Between mapguard_enter and mapguard_leave a handler answers for the
- * mappings that were added here: it puts a page of zeros over the lost one, notes the loss and lets the read go on, on whichever thread it
+ * Touching a mapped page whose bytes are gone from the file, or writing one for which the disk has no room, raises SIGBUS. Between mapguard_enter and mapguard_leave a handler answers for the
+ * mappings that were added here: it puts a page of zeros over the lost one, notes the loss and lets the access go on, on whichever thread it
  * happened. Nothing unwinds, so worker threads and locks stay whole; the caller asks for the loss when its work is done and fails.
  * A SIGBUS anywhere else goes to the handler that was there before.
  *

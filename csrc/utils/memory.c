@@ -8,6 +8,7 @@
 
 #include "atomics.h"
 #include "instant.h"
+#include "mapguard.h"
 #include "pages.h"
 #include "system_file.h"
 
@@ -40,23 +41,42 @@ static void strike(block *b)
     instant_end();
 }
 
-colibri_status block_create(int64_t n_bytes, block_use use, const void *owner, block **out, colibri_message *message)
+static colibri_status block_over(const pages *p, int64_t n_bytes, const void *owner, block **out, colibri_message *message)
 {
-    *out = NULL;
     block *b = calloc(1, sizeof *b);
-    if (b == NULL)
+    if (b == NULL) {
+        pages_unmap(p);
         return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a block's record");
-    colibri_status status = pages_map(n_bytes, use == BLOCK_WORK, &b->pages, message);
-    if (status != COLIBRI_OK) {
-        free(b);
-        return status;
     }
+    b->pages = *p;
     b->n_bytes = n_bytes;
     b->references = 1;
     b->owner = owner;
     enlist(b);
     *out = b;
     return COLIBRI_OK;
+}
+
+colibri_status block_create(int64_t n_bytes, block_use use, const void *owner, block **out, colibri_message *message)
+{
+    pages p;
+    *out = NULL;
+    TRY(pages_map(n_bytes, use == BLOCK_WORK, &p, message));
+    return block_over(&p, n_bytes, owner, out, message);
+}
+
+colibri_status block_of_file(int64_t n_bytes, int file, int64_t offset, const void *owner, block **out, colibri_message *message)
+{
+    pages p;
+    *out = NULL;
+    TRY(pages_map_file(n_bytes, file, offset, &p, message));
+    TRY(block_over(&p, n_bytes, owner, out, message));
+    colibri_status status = mapguard_add(p.data, p.n_bytes, message);
+    if (status != COLIBRI_OK) {
+        block_release(*out);
+        *out = NULL;
+    }
+    return status;
 }
 
 void block_retain(block *b)
@@ -69,6 +89,7 @@ void block_release(block *b)
     if (b == NULL || atomic_add(&b->references, -1) != 0)
         return;
     strike(b);
+    mapguard_remove(b->pages.data);
     pages_unmap(&b->pages);
     free(b);
 }

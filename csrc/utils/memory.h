@@ -1,6 +1,6 @@
-/* memory.h: the blocks of a session: anonymous memory that is reserved at once, with a reference count.
+/* memory.h: the blocks of a session: memory that is reserved at once, with a reference count.
  *
- * A block is what a lease keeps alive. Its memory is zero, page aligned, and never moves. Reserving is cheap: pages cost memory
+ * A block is what a lease keeps alive. Its memory is zero (of a file: what the file holds), page aligned, and never moves. Reserving is cheap: pages cost memory
  * when first written (pages.h says which pages). Every block alive is listed under its owner, so that memory which only a view
  * still keeps can be shown. */
 #ifndef COLIBRI_MEMORY_H
@@ -17,6 +17,8 @@ typedef enum block_use {
 
 /* One reference. `owner` is only compared. */
 colibri_status block_create(int64_t n_bytes, block_use use, const void *owner, block **out, colibri_message *message);
+/* A block that is a piece of a file (pages_map_file). A page that the file loses is noted by mapguard.h. */
+colibri_status block_of_file(int64_t n_bytes, int file, int64_t offset, const void *owner, block **out, colibri_message *message);
 void block_retain(block *b);
 void block_release(block *b); /* accepts NULL; unmaps at zero */
 int64_t block_references(const block *b);

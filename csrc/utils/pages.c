@@ -92,8 +92,8 @@ static bool map_hugetlb(int64_t n_bytes, pages *out)
 }
 #endif
 
-/* Address space first, with a guard on either side; then the middle of it becomes memory. */
-static bool map_between_guards(int64_t n_bytes, int64_t page_bytes, pages *out)
+/* Address space with a guard on either side of what is to become memory. */
+static bool reserve(int64_t n_bytes, int64_t page_bytes, pages *out)
 {
     int64_t small = (int64_t)sysconf(_SC_PAGESIZE);
     int64_t n_mapped = round_up(n_bytes > 0 ? n_bytes : 1, page_bytes);
@@ -103,14 +103,50 @@ static bool map_between_guards(int64_t n_bytes, int64_t page_bytes, pages *out)
         return false;
     int64_t address = (int64_t)(uintptr_t)reserved;
     unsigned char *data = (unsigned char *)reserved + (round_up(address + small, page_bytes) - address);
-    if (mprotect(data, (size_t)n_mapped, PROT_READ | PROT_WRITE) != 0) {
-        int error = errno;
-        pages_give_back(reserved, n_reserved);
-        errno = error;
-        return false;
-    }
     *out = (pages){data, n_mapped, COLIBRI_PAGES_PLAIN, small, NULL, reserved, n_reserved};
     return true;
+}
+
+/* The address space goes back when it did not become memory. */
+static bool became(bool memory, const pages *p)
+{
+    int error = errno;
+    if (!memory)
+        pages_unmap(p);
+    errno = error;
+    return memory;
+}
+
+static bool map_between_guards(int64_t n_bytes, int64_t page_bytes, pages *out)
+{
+    return reserve(n_bytes, page_bytes, out) &&
+           became(mprotect(out->data, (size_t)out->n_bytes, PROT_READ | PROT_WRITE) == 0, out);
+}
+
+static colibri_status too_large(int64_t n_bytes, colibri_message *message)
+{
+    if (n_bytes < 0 || n_bytes > INT64_MAX / 2 || (uint64_t)n_bytes > SIZE_MAX / 2) /* half: rounding cannot overflow */
+        return fail(message, COLIBRI_ERROR_MEMORY, "a block of %lld bytes is more than this machine can address",
+                    (long long)n_bytes);
+    return COLIBRI_OK;
+}
+
+static colibri_status not_mapped(int64_t n_bytes, colibri_message *message)
+{
+    return fail(message, COLIBRI_ERROR_MEMORY, "%lld bytes cannot be reserved: %s", (long long)n_bytes, strerror(errno));
+}
+
+colibri_status pages_map_file(int64_t n_bytes, int file, int64_t offset, pages *out, colibri_message *message)
+{
+    TRY(too_large(n_bytes, message));
+    if (!reserve(n_bytes, (int64_t)sysconf(_SC_PAGESIZE), out) ||
+        !became(mmap(out->data, (size_t)out->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, (off_t)offset) !=
+                    MAP_FAILED,
+                out))
+        return not_mapped(n_bytes, message);
+    out->kind = COLIBRI_PAGES_FILE;
+    out->why = "a file holds them";
+    return COLIBRI_OK;
 }
 
 colibri_status pages_map(int64_t n_bytes, bool dense, pages *out, colibri_message *message)
@@ -118,9 +154,7 @@ colibri_status pages_map(int64_t n_bytes, bool dense, pages *out, colibri_messag
     colibri_page_kind wanted;
     bool history;
     TRY(wanted_kind(&wanted, &history, message));
-    if (n_bytes < 0 || n_bytes > INT64_MAX / 2 || (uint64_t)n_bytes > SIZE_MAX / 2) /* half: rounding cannot overflow */
-        return fail(message, COLIBRI_ERROR_MEMORY, "a block of %lld bytes is more than this machine can address",
-                    (long long)n_bytes);
+    TRY(too_large(n_bytes, message));
 
     int64_t huge = dense || history ? system_number(THP "hpage_pmd_size", NULL) : -1;
     const char *why = NULL;
@@ -140,7 +174,7 @@ colibri_status pages_map(int64_t n_bytes, bool dense, pages *out, colibri_messag
     bool advisable = false;
 #endif
     if (!map_between_guards(n_bytes, advisable ? huge : (int64_t)sysconf(_SC_PAGESIZE), out))
-        return fail(message, COLIBRI_ERROR_MEMORY, "%lld bytes cannot be reserved: %s", (long long)n_bytes, strerror(errno));
+        return not_mapped(n_bytes, message);
 #ifdef MADV_HUGEPAGE
     if (advisable && madvise(out->data, (size_t)out->n_bytes, MADV_HUGEPAGE) == 0) {
         out->kind = COLIBRI_PAGES_MADVISE;

@@ -1,4 +1,4 @@
-/* pages.h: anonymous memory from the system, on the pages that serve it, and the way back.
+/* pages.h: memory from the system, anonymous on the pages that serve it or a piece of a file, and the way back.
  *
  * A mapping is zero, reserved at once, and costs memory page by page when first written. A page that cannot be touched lies on
  * either side, so that a stray access is a fault and the system's own table (smaps) shows each mapping apart from its neighbours.
@@ -32,6 +32,11 @@ typedef struct pages {
 } pages;
 
 colibri_status pages_map(int64_t n_bytes, bool dense, pages *out, colibri_message *message);
+
+/* n_bytes of an open file from `offset` on, a multiple of the page size: written by whoever writes the memory, and shared. The file
+ * must hold them, rounded up to whole pages; the descriptor may be closed afterwards. */
+colibri_status pages_map_file(int64_t n_bytes, int file, int64_t offset, pages *out, colibri_message *message);
+
 void pages_unmap(const pages *p);
 
 /* munmap for everything in the engine: one that fails leaves its memory mapped, which is counted. */
