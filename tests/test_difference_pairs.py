@@ -207,8 +207,7 @@ def test_J5_taps_and_layers_that_one_side_lacks_are_named(model):
     fewer = {p: a[p] for p in a if p.endswith(("router_logits", "expert_ids")) and f"layers.{last}." not in p}
     d = lab.diff(a, Trace(fewer, ids=a.ids, texts=[], meta=a.meta))
     assert d.verdict == "identical" and len(d.table) == len(fewer) and d.prediction is None
-    (note,) = d.notes
-    assert note.startswith("B does not hold embed, attn.norm (layers 0–")
+    assert d.notes[0].startswith("B does not hold embed, attn.norm (layers 0–")
     shifted = changed(only(a, "moe.gates"), model_type="other")
     assert "The two differ in model_type: A has qwen2_moe, B has other." in lab.diff(a, shifted).notes
 
@@ -278,3 +277,34 @@ def test_files_are_opened_and_named_by_what_they_say(model, tmp_path):
     assert d.verdict == "identical" and d.names[0].startswith("colibri-lab, qwen2_moe")
     with pytest.raises(lab.ArgumentError, match="a trace or a session"):
         lab.diff(3, d.a)
+
+
+# ---- recordings of other programs ----
+
+
+def test_gates_of_a_few_decimals_are_within_their_last_one():
+    a = synthetic_trace(2, 8, 2, 20)
+    printed = {p: np.round(a[p], 4) for p in a if p.endswith("gates")}
+    d = lab.diff(a, changed(a, printed, gates_decimals=4))
+    assert d.verdict == "identical"
+    assert lab.diff(a, changed(a, printed)).first_divergence.path == "layers.0.moe.gates"
+
+
+def test_log_probabilities_are_compared_as_such_where_they_were_recorded():
+    """A KL base of llama.cpp keeps 16 bits of log probabilities, and only of the second half of a window."""
+    a = synthetic_trace(1, 4, 1, 6)
+    z = np.random.default_rng(0).normal(0, 2, (6, 9)).astype(np.float32)
+    logp = z - np.log(np.exp(z.astype(np.float64)).sum(axis=1, keepdims=True))
+    recorded = np.arange(6) >= 3
+    base = {"logits": np.where(recorded[:, None], np.round(logp, 4), 0).astype(np.float32), "logits.recorded": recorded}
+    d = lab.diff(changed(a, {"logits": z}), changed(a, base, logits="log probabilities in 16 bits"))
+    assert d.verdict == "identical" and d.prediction.positions.tolist() == [3, 4, 5]
+    assert (d.prediction.kl < 1e-7).all() and "The logits of B are log probabilities" in " ".join(d.notes)
+
+
+def test_routes_that_do_not_say_their_arithmetic_say_what_is_assumed():
+    a = synthetic_trace(1, 4, 1, 6)
+    assert any("float32 is assumed" in note for note in lab.diff(a, a).notes)
+    said = changed(a, arithmetic="bfloat16")
+    d = lab.diff(said, said)
+    assert not d.notes and "bfloat16" in d.tolerance.words and d.tolerance.relative > 0.01

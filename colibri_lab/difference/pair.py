@@ -55,6 +55,7 @@ class Pair:
         self._taps = self._match()
         self._by_path = {tap.path: tap for tap in self._taps}
         self._probabilities = self._find_probabilities()
+        self._normalised = self._find_log_probabilities()
         self._index: dict[int, tuple[Ints, Ints, Ints, Ints]] = {}
 
     # ---- what there is ----
@@ -78,9 +79,9 @@ class Pair:
     # ---- rows ----
 
     def count(self, path: str) -> int:
-        """How many rows of a tap are compared: tokens, or (token, expert) pairs that both have."""
+        """How many rows `rows` gives: tokens, or (token, expert) pairs that both have."""
         tap = self.tap(path)
-        return len(self._expert_rows(tap.layer)[0]) if tap.of_experts else self.n
+        return len(self._rows_of(tap)[0])
 
     def rows(self, path: str) -> Values:
         """All rows of a tap, in the dtype in which either side stores them.
@@ -223,13 +224,32 @@ class Pair:
                 )
         return found
 
+    def _find_log_probabilities(self) -> bool:
+        """Whether one side's logits are log probabilities: then both are compared as such."""
+        if "logits" not in self._by_path:
+            return False
+        rows = self._with_logits()[:_SAMPLE]
+        a, b = (_are_log_probabilities(trace["logits"][_span(rows)]) for trace in (self.a, self.b))
+        if a == b:
+            return False
+        self.notes.append(f"The logits of {'A' if a else 'B'} are log probabilities; both are compared as those.")
+        return True
+
+    def _with_logits(self) -> Ints:
+        """Rows whose logits both recorded: a `logits.recorded` (T,) bool beside them says which."""
+        kept = np.ones(self.n, np.bool_)
+        for trace in (self.a, self.b):
+            if "logits.recorded" in trace:
+                kept &= trace["logits.recorded"][: self.n].astype(np.bool_)
+        return np.flatnonzero(kept)
+
     # ---- rows, inside ----
 
     def _rows_of(self, tap: Tap) -> tuple[Ints, Ints, Ints, Ints]:
         """(tokens, experts, rows of A, rows of B); experts mean something for rows of experts only."""
         if tap.of_experts:
             return self._expert_rows(tap.layer)
-        tokens = np.arange(self.n)
+        tokens = self._with_logits() if tap.kind == "logits" else np.arange(self.n)
         routing = self.routing(tap.layer) if tap.kind == "moe.gates" else None
         if routing is not None and routing[0].shape == routing[1].shape:
             tokens = np.flatnonzero((routing[0] == routing[1]).all(axis=1))
@@ -257,6 +277,9 @@ class Pair:
             taken = np.sort(taken, axis=1)
         elif self._probabilities.get(tap.path, side) != side:
             taken = _softmax(taken)
+        elif tap.kind == "logits" and self._normalised:
+            wide = taken.astype(np.float64)
+            taken = wide - _log_sum_exp(wide)
         return taken
 
     def _width(self, tap: Tap) -> int:
@@ -285,6 +308,19 @@ def _are_probabilities(rows: Array) -> bool:
     if values.shape[1] < 2 or not len(values):
         return False
     return bool((values >= 0).all() and (np.abs(values.sum(axis=1) - 1) < 0.01).all())
+
+
+def _are_log_probabilities(rows: Array) -> bool:
+    """Whether the exponentials of every row add up to 1, within what 16 bits over a range of 16 keep."""
+    values = rows.astype(np.float64)
+    values = values[np.isfinite(values).all(axis=1)]
+    return bool(len(values)) and bool((np.abs(_log_sum_exp(values)) < 0.01).all())
+
+
+def _log_sum_exp(values: Array) -> Array:
+    largest = values.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(largest + np.log(np.exp(values - largest).sum(axis=1, keepdims=True)))
 
 
 def _softmax(z: Array) -> Array:

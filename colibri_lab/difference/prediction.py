@@ -25,8 +25,10 @@ def predict(pair: Pair) -> Prediction | None:
     """
     if not pair.has("logits"):
         return None
+    positions = [np.empty(0, np.int64)]
     kl, same, agreement = [np.empty(0)], [np.empty(0, np.bool_)], [np.empty(0)]
     for block in pair.blocks("logits"):
+        positions.append(block.tokens)
         a, b = _log_softmax(block.a), _log_softmax(block.b)
         with np.errstate(invalid="ignore"):
             p = np.exp(a)
@@ -42,7 +44,7 @@ def predict(pair: Pair) -> Prediction | None:
     elif n < max(len(ids_a), len(ids_b)):
         cut = f"{'A' if n == len(ids_a) else 'B'} ends after {n} tokens"
     return Prediction(
-        np.arange(n, dtype=np.int64), np.concatenate(kl), np.concatenate(same), np.concatenate(agreement), cut
+        np.concatenate(positions), np.concatenate(kl), np.concatenate(same), np.concatenate(agreement), cut
     )
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from colibri_lab.difference.pair import Pair, trace_from
 from colibri_lab.difference.reach import errors_apart_from_flips
 from colibri_lab.difference.result import Tolerance
-from colibri_lab.difference.taps import Tap
+from colibri_lab.difference.taps import Tap, parse
 from colibri_lab.errors import ArgumentError, is_number
 
 if TYPE_CHECKING:
@@ -117,9 +117,16 @@ def declared(pair: Pair) -> Tolerance:
     by_tap = {}
     for tap in pair.taps():
         eps = unit * _growth(tap, len(pair.a.layers)) * _sharpness(pair, tap)
-        by_tap[tap.path] = eps + (_stored_eps(pair, tap) if _stored_eps(pair, tap) > _EPS["float32"] else 0.0)
+        stored = _stored_eps(pair, tap)
+        by_tap[tap.path] = eps + (stored if stored > _EPS["float32"] else 0.0) + _printed(pair, tap)
     floats = [value for path, value in by_tap.items() if not path.endswith(".expert_ids")]
     low, high = min(floats, default=_FLOOR * unit), max(floats, default=_FLOOR * unit)
+    unsaid = [name for name, trace in (("A", pair.a), ("B", pair.b)) if _only_routes(trace)]
+    if unsaid:
+        pair.notes.append(
+            f"{' and '.join(unsaid)} does not say in which arithmetic it was computed; {coarse} is assumed. If it was "
+            "a shorter format, measure the tolerance with lab.tolerance, or flips of near-ties count as defects."
+        )
     words = (
         f"Declared before the comparison from the roundings of {coarse}: {low:.1g} of the largest value at the first "
         f"taps, growing with depth to {high:.1g}."
@@ -155,8 +162,8 @@ def _sharpness(pair: Pair, tap: Tap) -> float:
 def _arithmetic(pair: Pair, side: str) -> str:
     """In which number type a run was computed: as it says, else the finest in which it stores activations."""
     trace = pair.a if side == "a" else pair.b
-    said = str(trace.meta.get("arithmetic", "")).removeprefix("torch.")
-    if said in _EPS:
+    said = _arithmetic_said(trace)
+    if said is not None:
         return said
     taps = [tap for tap in pair.taps() if tap.kind != "moe.expert_ids"]
     values = [tap for tap in taps if tap.stage != "router"] or taps  # some compute routers in float32
@@ -164,8 +171,34 @@ def _arithmetic(pair: Pair, side: str) -> str:
     return min(stored, key=lambda name: _EPS[name], default="float32")
 
 
+def _only_routes(trace: Trace) -> bool:
+    """Whether nothing shows in which arithmetic it was computed."""
+    taps = [tap for tap in map(parse, trace) if tap is not None]
+    return _arithmetic_said(trace) is None and all(tap.stage == "router" for tap in taps)
+
+
+def _arithmetic_said(trace: Trace) -> str | None:
+    said = str(trace.meta.get("arithmetic", "")).removeprefix("torch.")
+    return said if said in _EPS else None
+
+
 def _stored_eps(pair: Pair, tap: Tap) -> float:
     return max(_EPS.get(name, 0.0) for name in pair.dtypes[tap.path])
+
+
+def _printed(pair: Pair, tap: Tap) -> float:
+    """What was lost where a recording keeps some decimals only: half a unit of the last one, relative."""
+    lost = 0.0
+    for trace in (pair.a, pair.b):
+        meta = trace.meta
+        decimals = meta.get("gates_decimals") if tap.kind == "moe.gates" else 4 if meta.get("printed") is True else None
+        if tap.kind == "logits" and "logits" in meta:
+            lost = max(lost, 16 / 65535)  # a KL base: 16 bits over a range of at least 16, relative to it
+        if isinstance(decimals, int):
+            values = pair.a[tap.stored]
+            largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
+            lost = max(lost, 0.5 * 10.0**-decimals / largest)
+    return 1.01 * lost
 
 
 def _width(pair: Pair) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +66,9 @@ def diff(
     taps = pair.taps()
     with shown(progress, len(taps), "taps", "comparing") as report:
         run.go(taps, report)
-    diagnosis = _diagnosis(pair, run.first, model if model is not None else _model_of(trace_a, trace_b))
+    weights = model if model is not None else _model_of(trace_a, trace_b)
+    with shown(progress, 100, "%", "trying faults") as report:
+        diagnosis = _diagnosis(pair, run.first, weights, report)
     return Diff(
         a=trace_a,
         b=trace_b,
@@ -145,7 +145,9 @@ class _Run:
         self.table.append((tap.path, error.max_abs, error.max_rel, error.cosine, error.ulp, tap.layer, tap.stage,
                            allowed, state, token if error.max_abs else -1, 0))  # fmt: skip
         if unexplained.any() and self.first is None:
-            self._diverge(tap, error, unexplained, drifted or why(self.pair, tap, error, unexplained, allowed))
+            words = drifted or why(self.pair, tap, error, unexplained, allowed)
+            whole = "" if drifted else self._drift(tap, error, untouched)
+            self._diverge(tap, error, unexplained, f"{words} {whole}".strip())
 
     def _drift(self, tap: Tap, error: TapError, rows: NDArray[np.bool_]) -> str:
         """In words, when B as a whole is another multiple of A than roundings explain; else ""."""
@@ -246,18 +248,18 @@ class _Run:
         return "; ".join(parts) + "."
 
 
-def _diagnosis(pair: Pair, first: Divergence | None, model: Any) -> Diagnosis | None:
+def _diagnosis(
+    pair: Pair, first: Divergence | None, model: Any, report: Callable[[float], object] | None
+) -> Diagnosis | None:
     if first is None:
         return None
-    if find_spec("colibri_lab.difference.diagnosis") is None:
-        return None
-    diagnose = import_module("colibri_lab.difference.diagnosis").diagnose
     if isinstance(model, str | PathLike):
         import colibri_lab as lab
 
         model = lab.open(model)
-    found: Diagnosis | None = diagnose(pair, first, model)
-    return found
+    from colibri_lab.difference.diagnosis import diagnose  # here: most comparisons find nothing to explain
+
+    return diagnose(pair, first, model, report)
 
 
 def _model_of(a: Trace, b: Trace) -> Any:
