@@ -297,7 +297,7 @@ def test_log_probabilities_are_compared_as_such_where_they_were_recorded():
     logp = z - np.log(np.exp(z.astype(np.float64)).sum(axis=1, keepdims=True))
     recorded = np.arange(6) >= 3
     base = {"logits": np.where(recorded[:, None], np.round(logp, 4), 0).astype(np.float32), "logits.recorded": recorded}
-    d = lab.diff(changed(a, {"logits": z}), changed(a, base, logits="log probabilities in 16 bits"))
+    d = lab.diff(changed(a, {"logits": z}), changed(a, base, logits_floor=16))
     assert d.verdict == "identical" and d.prediction.positions.tolist() == [3, 4, 5]
     assert (d.prediction.kl < 1e-7).all() and "The logits of B are log probabilities" in " ".join(d.notes)
 

@@ -192,8 +192,8 @@ def _printed(pair: Pair, tap: Tap) -> float:
     for trace in (pair.a, pair.b):
         meta = trace.meta
         decimals = meta.get("gates_decimals") if tap.kind == "moe.gates" else 4 if meta.get("printed") is True else None
-        if tap.kind == "logits" and "logits" in meta:
-            lost = max(lost, 16 / 65535)  # a KL base: 16 bits over a range of at least 16, relative to it
+        if tap.kind == "logits" and "logits_floor" in meta:
+            lost = max(lost, 1 / 65535)  # a KL base: 16 bits over the range of its values
         if isinstance(decimals, int):
             values = pair.a[tap.stored]
             largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
