@@ -150,24 +150,8 @@ def _order_faults(scene: Scene, good: float) -> Iterator[Fault]:
     if tap != "output":
         kinds = [("gate", "up"), ("gate",), ("up",)] if tap == "hidden" else [(tap,)]
     for parts in kinds:
-        origin: dict[int, int] = {}
-        every = [e for e in scene.all_differing if e not in scene.experts and len(scene.all_differing) <= 16]
-        for expert in (*scene.experts, *every):
-            best, least = expert, np.inf
-            for other in range(scene.suspect.num_experts):
-                if other == expert:
-                    continue
-                changes = {f"{prefix}{expert}.{part}.weight": Weight(f"{prefix}{other}.{part}") for part in parts}
-                try:
-                    error = relative(*scene.expert_value(expert, changes))
-                except (Missing, ValueError):
-                    continue
-                if error < least:
-                    best, least = other, error
-            if least > max(good, 1e-2):
-                break
-            origin[expert] = best
-        if len(origin) < len(scene.experts) or not origin:
+        origin = _origins(scene, prefix, parts, good)
+        if not origin or not set(scene.experts) <= set(origin):
             continue
         order = np.arange(scene.suspect.num_experts)
         for expert, other in origin.items():
@@ -177,9 +161,28 @@ def _order_faults(scene: Scene, good: float) -> Iterator[Fault]:
         changes = {
             f"{prefix}{e}.{part}.weight": Weight(f"{prefix}{o}.{part}") for e, o in origin.items() for part in parts
         }
-        yield Fault("expert_order", f"{named} of experts of layer {layer} are in another order: {told(order, origin)}{more}",
-                    changes)  # fmt: skip
+        words = f"{named} of experts of layer {layer} are in another order: {told(order, origin)}{more}"
+        yield Fault("expert_order", words, changes)
     yield from _order_from_traces(scene)
+
+
+def _origins(scene: Scene, prefix: str, parts: tuple[str, ...], good: float) -> dict[int, int]:
+    """Whose weights each differing expert has, judged by a few of its rows; each weight is widened once."""
+    every = list(scene.experts)
+    if len(scene.all_differing) <= 16:
+        every += [e for e in scene.all_differing if e not in every]
+    least = {expert: (np.inf, expert) for expert in every}
+    for other in range(scene.suspect.num_experts):
+        for expert in every:
+            if other == expert or least[expert][0] <= good:
+                continue
+            changes = {f"{prefix}{expert}.{part}.weight": Weight(f"{prefix}{other}.{part}") for part in parts}
+            try:
+                error = relative(*scene.expert_value(expert, changes, 8))
+            except (Missing, ValueError):
+                continue
+            least[expert] = min(least[expert], (error, other))
+    return {expert: other for expert, (error, other) in least.items() if error <= max(good, 1e-2)}
 
 
 def _order_from_traces(scene: Scene) -> Iterator[Fault]:

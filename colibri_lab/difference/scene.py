@@ -118,9 +118,9 @@ class Scene:
             replay.expert_target(layer, e, self.tokens_of(e), self.expert_tap) for e in self.experts
         ])  # fmt: skip
 
-    def expert_value(self, expert: int, changes: Mapping[str, Change]) -> tuple[Array, Array]:
-        """(replayed, recorded) rows of one expert."""
-        layer, tokens = cast(int, self.layer), self.tokens_of(expert)
+    def expert_value(self, expert: int, changes: Mapping[str, Change], most: int = _ROWS) -> tuple[Array, Array]:
+        """(replayed, recorded) rows of one expert, at most so many."""
+        layer, tokens = cast(int, self.layer), self.tokens_of(expert)[:most]
         rows = rows_of(self.suspect, layer, expert, self.expert_tap)
         assert rows is not None
         replay = Replay(self.given, tokens, changes)

@@ -1,7 +1,6 @@
 """Planted differences in modules of transformers, patched after loading and recorded by lab.record.
 
-The reference is our engine on the same checkpoint. Every case needs torch, so they are a function of their
-own that tests/torch calls; `cases` gives none.
+The reference is our engine on the same checkpoint. Every case needs torch, which is imported when one is made.
 """
 
 from __future__ import annotations
@@ -20,11 +19,6 @@ from tests.planted.case import Case
 from tests.planted.seen_numpy import IDS, small
 
 Patch = Callable[[Any], None]
-
-
-def cases() -> list[Case]:
-    """None without torch: see `torch_cases`."""
-    return []
 
 
 def case(
@@ -117,7 +111,6 @@ def later(model: Any) -> None:
 
 def torch_cases() -> list[Case]:
     """Over kinds and families."""
-    import torch
 
     def fused(number: int) -> Callable[[Any], Any]:
         return lambda model: layer_of(model, number).mlp.experts.gate_up_proj
@@ -126,9 +119,13 @@ def torch_cases() -> list[Case]:
         return lambda model: layer_of(model, number).mlp.experts.down_proj
 
     def swap(w: Any) -> Any:
+        import torch
+
         return torch.cat(w.chunk(2, dim=1)[::-1], dim=1)
 
     def interleave(w: Any) -> Any:
+        import torch
+
         wide = w.shape[1] // 2
         return torch.stack((w[:, :wide], w[:, wide:]), 2).flatten(1, 2)
 
@@ -141,6 +138,8 @@ def torch_cases() -> list[Case]:
         return apply
 
     def gelu(model: Any) -> None:
+        import torch
+
         layer_of(model, 1).mlp.experts.act_fn = torch.nn.GELU()
 
     def softmax_scale(model: Any) -> None:
