@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted import seen_checkpoints, seen_numpy, unseen_set
+import colibri_lab as lab
+from tests.planted import seen_checkpoints, seen_numpy, unseen_clean, unseen_set
 from tests.planted.case import Case
 from tests.planted.outcomes import Outcome, counted, outcome
 
@@ -39,3 +40,12 @@ def test_faults_are_named(half: str, cases: list[Case], share: float, outcomes: 
     right, wrong = counted(cases, outcomes)
     print(f"\n{half}: {right} of {len(cases)} named; not: {wrong}")
     assert len(cases) >= 100 and right >= share * len(cases), wrong
+
+
+@pytest.mark.parametrize("case", [*seen_numpy.clean(), *unseen_clean.clean()], ids=lambda case: case.name)
+def test_a_clean_pair_is_no_defect(case: Case, tmp_path: Path) -> None:
+    """The verdict is identical or tie, and there is nothing to explain."""
+    a, b, checkpoint = case.make(tmp_path)
+    d = lab.diff(a, b, model=checkpoint, progress=False)
+    assert d.verdict in ("identical", "tie"), (d.verdict, d.first_divergence)
+    assert d.diagnosis is None

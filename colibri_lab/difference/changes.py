@@ -135,25 +135,28 @@ class Tap:
 class FusedRows:
     """Rows of the gate or up matrix when the fused [gate; up] tensor is cut in another way.
 
-    `how`: "halves of interleaved", "every other of halves", or "cut at n" (rows n to n + I are gate, the rest up).
+    `how`: "halves of blocks" (gate and up alternate in blocks of `size` rows and are cut into halves), "blocks of
+    halves" (the reverse), or "cut late" (rows `size` to `size` + I are gate, the rest up).
     """
 
     prefix: str  # "layers.0.moe.experts.3."
     part: str  # "gate" or "up"
     how: str
-    cut: int = 0
+    size: int = 1
 
     def __call__(self, value: Any, replay: Replay) -> Any:
         """The rows (I, H) that such a reader takes."""
         gate, up = (cast(Array, replay.given.weight(self.prefix + name)) for name in ("gate", "up"))
-        if self.how == "halves of interleaved":
-            fused = np.stack([gate, up], axis=1).reshape(2 * len(gate), -1)
-            return fused[: len(gate)] if self.part == "gate" else fused[len(gate) :]
-        fused = np.concatenate([gate, up])
-        if self.how == "every other of halves":
-            return fused[0::2] if self.part == "gate" else fused[1::2]
-        fused = np.roll(fused, -self.cut, axis=0)
-        return fused[: len(gate)] if self.part == "gate" else fused[len(gate) :]
+        wide = len(gate)
+        if self.how == "halves of blocks":
+            blocks = [half.reshape(wide // self.size, self.size, -1) for half in (gate, up)]
+            fused = np.stack(blocks, axis=1).reshape(2 * wide, -1)
+        elif self.how == "blocks of halves":
+            pairs = np.concatenate([gate, up]).reshape(wide // self.size, 2, self.size, -1)
+            fused = np.concatenate([pairs[:, 0].reshape(wide, -1), pairs[:, 1].reshape(wide, -1)])
+        else:
+            fused = np.roll(np.concatenate([gate, up]), -self.size, axis=0)
+        return fused[:wide] if self.part == "gate" else fused[wide:]
 
 
 @dataclass(frozen=True)
@@ -459,3 +462,19 @@ class SoftmaxOfScores:
         scores = replay.given.known(path + "scores", replay.rows)
         scores = softmax(replay.get(path + "router_logits")) if scores is None else scores
         return softmax(np.take_along_axis(scores, replay.get(path + "expert_ids").astype(np.intp), -1))
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """Channels of each head put into another order by `parted` or `joined`, of a projection or of heads."""
+
+    order: Callable[[Array, Array], Array]
+    head_dim: int
+
+    def __call__(self, value: Any, replay: Replay) -> Any:
+        """In the shape that came."""
+        heads = value.reshape(len(value), -1, self.head_dim)
+        return self.order(heads, np.empty((1, self.head_dim // 2))).reshape(value.shape)
+
+    def __repr__(self) -> str:
+        return f"Reordered({self.order.__name__}, {self.head_dim})"

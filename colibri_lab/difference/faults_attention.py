@@ -86,6 +86,10 @@ def _rotation_faults(scene: Scene, names: list[str], good: float) -> Iterator[Fa
         yield Fault("rope_style", f"{words} in {where}", _each(names, ".rotate", Use(function)))
     normed = [name for name in names if scene.has(f"{name}_norm.input")]
     if normed and scene.given.settings.head_dim:
+        for order in (v.joined, v.parted):
+            words = f"rows are reordered ({order.__name__}) and the weights of their norm are not in {where}"
+            yield Fault("rope_style", words,
+                        _each(normed, "_norm.input", c.Reordered(order, scene.given.settings.head_dim)))  # fmt: skip
         changes = {f"{name}_norm.input": c.TurnedBefore(scene.given.settings.head_dim) for name in normed}
         changes |= _each(normed, ".rotate", Use(v.unrotated))
         yield Fault("rope_style", f"rotated before the norm instead of after it in {where}", changes)

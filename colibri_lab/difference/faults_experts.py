@@ -108,21 +108,25 @@ def _inside(scene: Scene, names: list[str]) -> Iterator[Fault]:
                         {f"{name}.act": Use(function) for name in names})  # fmt: skip
     if not any(scene.has(f"{name}.{part}.weight") for name in names for part in ("gate", "up")):
         return
-    for how, words in (
-        ("halves of interleaved", "interleaved gate and up rows are cut into halves"),
-        ("every other of halves", "gate and up halves are read as interleaved rows"),
-    ):
-        for turned in (False, True):
-            def cut(n: str, how: str = how, turned: bool = turned) -> dict[str, Change]:
-                parts = ("up", "gate") if turned else ("gate", "up")
-                return {f"{n}.gate.weight": FusedRows(n + ".", parts[0], how),
-                        f"{n}.up.weight": FusedRows(n + ".", parts[1], how)}  # fmt: skip
-
-            yield Fault("interleaved_halves", f"{words}{' and exchanged' * turned} in {place}", _all(names, cut))
     wide = _width(scene, names[0])
+    sizes = [size for size in dict.fromkeys((1, wide // 2, wide // 4, wide // 8, 2, 4, 8, 16, 32, 64, 128))
+             if size and wide % size == 0 and size < wide]  # fmt: skip
+    for size in sizes:
+        rows = "interleaved" if size == 1 else f"in blocks of {size} ({wide // size} shards)"
+        for how, words in (
+            ("halves of blocks", f"gate and up rows that stand {rows} are cut into halves"),
+            ("blocks of halves", f"gate and up halves are read as rows {rows}"),
+        ):
+            for turned in (False, True):
+                def cut(n: str, how: str = how, size: int = size, turned: bool = turned) -> dict[str, Change]:
+                    parts = ("up", "gate") if turned else ("gate", "up")
+                    return {f"{n}.gate.weight": FusedRows(n + ".", parts[0], how, size),
+                            f"{n}.up.weight": FusedRows(n + ".", parts[1], how, size)}  # fmt: skip
+
+                yield Fault("interleaved_halves", f"{words}{' and exchanged' * turned} in {place}", _all(names, cut))
     for step in dict.fromkeys((1, -1, 2, -2, wide // 2, -(wide // 2), wide // 4, -(wide // 4), 4, -4, 8, -8)):
         def shifted(n: str, step: int = step) -> dict[str, Change]:
-            return {f"{n}.{part}.weight": FusedRows(n + ".", part, "cut", step) for part in ("gate", "up")}
+            return {f"{n}.{part}.weight": FusedRows(n + ".", part, "cut late", step) for part in ("gate", "up")}
 
         if step:
             yield Fault("interleaved_halves", f"the fused gate and up rows are cut {abs(step)} rows too "
@@ -216,7 +220,7 @@ def _rows_of_fused(scene: Scene) -> Iterator[Fault]:
     tap, layer = scene.expert_tap, cast(int, scene.layer)
     if tap not in ("gate", "up") or not scene.experts:
         return
-    expert = scene.experts[0]
+    expert = max(scene.experts, key=lambda e: len(scene.tokens_of(e)))
     tokens = scene.tokens_of(expert)
     mine = rows_of(scene.suspect, layer, expert, tap)
     assert mine is not None

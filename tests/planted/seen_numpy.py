@@ -157,3 +157,27 @@ def cases() -> list[Case]:
         case("missing_bias", "qwen2_moe", 1, "attn.q", {"no bias": True}),
     ]  # fmt: skip
     return out
+
+
+def clean() -> list[Case]:
+    """Pairs without a fault: the forward pass against the engine, and the same values stored as bf16 and as f32."""
+    import ml_dtypes
+
+    def against_engine(family: str) -> Case:
+        def make(folder: Path) -> tuple[Trace, Trace, Path | None]:
+            config, tensors = small(family)
+            return run(folder / "right", config, tensors), Forward(config, tensors).trace(IDS), folder / "right"
+
+        return Case(f"seen-clean-{family}-numpy", "clean", family, None, "", make)
+
+    def stored_twice(family: str) -> Case:
+        def make(folder: Path) -> tuple[Trace, Trace, Path | None]:
+            config, tensors = small(family)
+            narrow = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
+            wide = {name: value.astype(np.float32) for name, value in narrow.items()}
+            return run(folder / "wide", config, wide), run(folder / "narrow", config, narrow), folder / "wide"
+
+        return Case(f"seen-clean-{family}-bf16-file", "clean", family, None, "", make)
+
+    families = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+    return [*map(against_engine, families), *map(stored_twice, families)]

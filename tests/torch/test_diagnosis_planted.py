@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import colibri_lab as lab
 from tests.planted import seen_torch, unseen_transformers
 from tests.planted.case import Case
 from tests.planted.outcomes import Outcome, counted, outcome
@@ -39,3 +40,12 @@ def test_faults_in_modules_are_named(
     right, wrong = counted(cases, outcomes)
     print(f"\n{half} in transformers: {right} of {len(cases)} named; not: {wrong}")
     assert right >= share * len(cases), wrong
+
+
+@pytest.mark.parametrize("case", list(unseen_transformers.clean()), ids=lambda case: case.name)
+def test_a_clean_pair_is_no_defect(case: Case, tmp_path: Path) -> None:
+    """The verdict is identical or tie, and there is nothing to explain."""
+    a, b, checkpoint = case.make(tmp_path)
+    d = lab.diff(a, b, model=checkpoint, progress=False)
+    assert d.verdict in ("identical", "tie"), (d.verdict, d.first_divergence)
+    assert d.diagnosis is None
