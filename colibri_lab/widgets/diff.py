@@ -37,7 +37,7 @@ Message = tuple[dict[str, Any], list[bytes]]
 
 class DiffView(Working, anywidget.AnyWidget):
     """Shows a `Diff`, or compares two runs first: `DiffView(a, b, …)` is `DiffView(lab.diff(a, b, …))`, with all that
-    `lab.diff` takes.
+    `lab.diff` takes. An open `model` also gives the texts of next tokens that stand in neither run.
 
     `selection` is a dict of path (of a tap, experts of a layer as "*"), layer, token (row) and expert (None: all of
     them), readable and settable; keys left out keep their value, and a layer alone goes to the same tap there. It
@@ -52,9 +52,9 @@ class DiffView(Working, anywidget.AnyWidget):
     selection = traitlets.Dict().tag(sync=True)
     _status = traitlets.Dict(default_value=dict(IDLE)).tag(sync=True)
 
-    def __init__(self, a: Any, b: Any = None, **options: Any) -> None:
+    def __init__(self, a: Any, b: Any = None, *, model: Any = None, **options: Any) -> None:
         self._data: DiffData | None = None
-        self._data = DiffData(_compared(a, b, **options))
+        self._data = DiffData(_compared(a, b, model, options), model)
         self.selection = self._data.start()
         super().__init__()
         self.on_msg(self._on_message)
@@ -165,14 +165,14 @@ class DiffView(Working, anywidget.AnyWidget):
         super().close()
 
 
-def _compared(a: Any, b: Any, **options: Any) -> Diff:
+def _compared(a: Any, b: Any, model: Any, options: dict[str, Any]) -> Diff:
     if isinstance(a, Diff):
         if b is not None or options:
-            raise ArgumentError("DiffView(diff) takes nothing beside a finished comparison; give these to lab.diff.")
+            raise ArgumentError("DiffView(diff) takes only a model beside a comparison; give the rest to lab.diff.")
         return a
     if b is None:
         raise ArgumentError(f"DiffView takes a Diff or two runs to compare, not one {type(a).__name__}.")
-    return diff(a, b, **options)
+    return diff(a, b, model=model, **options)
 
 
 def _message(kind: str, found: tuple[dict[str, Any], dict[str, Any]]) -> Message:

@@ -54,8 +54,9 @@ def of_expert(path: str) -> bool:
 class DiffData:
     """What a DiffView shows of one `Diff`."""
 
-    def __init__(self, diff: Diff) -> None:
+    def __init__(self, diff: Diff, model: Any = None) -> None:
         self.diff = diff
+        self._models = [model, *(getattr(trace, "model", None) for trace in (diff.a, diff.b))]
         self._pair = Pair(diff.a, diff.b)
         self.paths = [str(path) for path in diff.table["path"]]
         self._at = {path: i for i, path in enumerate(self.paths)}
@@ -286,8 +287,8 @@ class DiffData:
 
     def _piece(self, token_id: int) -> str:
         """A vocabulary entry as text: by the model's tokenizer, else as it stands in the traces."""
-        for trace in (self.diff.a, self.diff.b):
-            tokenizer = getattr(getattr(trace, "model", None), "tokenizer", None)
+        for model in self._models:
+            tokenizer = getattr(model, "tokenizer", None)
             if tokenizer is not None:
                 return str(tokenizer.piece(token_id).decode("utf-8", "ignore"))
         return self._seen().get(token_id, "")

@@ -108,9 +108,10 @@ def figures(
     scale = largest if largest > 0 else 1.0
     bad = np.argsort(-found.worst, kind="stable")
     rng = np.random.default_rng(0)
-    span, counts, sampled, a, b = _sample(rows, found, bad, points, rng)
+    span, counts, clipped, sampled, a, b = _sample(rows, found, bad, points, rng)
     own = np.flatnonzero(found.tokens == token)
-    listed = np.concatenate([bad[:_WORST], own[~np.isin(own, bad[:_WORST])][:_WORST]])
+    worst = bad[:_WORST][found.worst[bad[:_WORST]] > 0]
+    listed = np.concatenate([worst, own[~np.isin(own, worst)][:_WORST]])
     experts = np.full(len(listed), -1) if found.experts is None else found.experts[listed]
     arrays = {
         "a": a.astype(np.float32), "b": b.astype(np.float32), "bins": counts.astype(np.uint32),
@@ -125,8 +126,8 @@ def figures(
     count = len(found.tokens) if rows.spaced is None else rows.count
     facts = {
         "path": path, "expert": expert, "rows": count, "looked": len(found.tokens), "shape": list(rows.shape),
-        "range": span, "sampled": sampled, "nonfinite": found.nonfinite, "beyond": int(beyond.sum()), "of_token": token,
-        "largest": largest,
+        "range": span, "clipped": clipped, "sampled": sampled, "nonfinite": found.nonfinite, "largest": largest,
+        "beyond": int(beyond.sum()), "of_token": token,
     }  # fmt: skip
     return facts, arrays
 
@@ -169,9 +170,9 @@ def _gather(rows: _Rows, row: Array, column: Array) -> tuple[Array, Array]:
 
 def _sample(
     rows: _Rows, found: _Errors, bad: Array, points: int, rng: np.random.Generator
-) -> tuple[float, Array, int, Array, Array]:
-    """Range and counts of B − A, how many values were counted, and A and B of the points. Nearly all differences lie
-    within the range; the end bins hold the rest.
+) -> tuple[float, Array, list[int], int, Array, Array]:
+    """Range and counts of B − A, how many lie below and above the range, how many were counted, and A and B of the
+    points. Nearly all differences lie within the range; the end bins hold the rest.
     """
     total = len(found.tokens) * rows.width
     flat = np.arange(total) if total <= _SAMPLE else np.unique(rng.integers(0, total, _SAMPLE))
@@ -189,9 +190,10 @@ def _sample(
     if span == 0.0 or size.max() <= 1.25 * span:
         span = float(size.max(initial=0.0))
     if span == 0.0:
-        return 0.0, np.bincount([BINS // 2], weights=[len(d)], minlength=BINS), len(d), a[some], b[some]
+        return 0.0, np.bincount([BINS // 2], weights=[len(d)], minlength=BINS), [0, 0], len(d), a[some], b[some]
     at = np.clip(((d / span + 1) / 2 * BINS).astype(np.int64), 0, BINS - 1)
-    return span, np.bincount(at, minlength=BINS), len(d), a[some], b[some]
+    clipped = [int((d < -span).sum()), int((d > span).sum())]
+    return span, np.bincount(at, minlength=BINS), clipped, len(d), a[some], b[some]
 
 
 def _rows_listed(rows: _Rows, found: _Errors, listed: Array, scale: float) -> Array:

@@ -70,6 +70,14 @@ def test_the_verdict_stands_first_and_names_the_place(lab: Any, view: Any) -> No
     assert first[0] == FIRST and first[2] == EXPERT
     expect(view.locator(".say")).to_contain_text(first[3].rstrip("."))
     assert selection(lab) == {"path": FIRST, "layer": LAYER, "token": first[1], "expert": EXPERT}
+    expect(view.locator(".say")).to_contain_text("Likely fault")
+    expect(view.locator(".tried tr").first).to_contain_text("swapped")
+    few = view.locator(".tried tr").count()
+    view.get_by_role("button", name="with their reasons").click()
+    every = int(lab.python("print(len(view.diff.diagnosis.attempts))"))
+    expect(view.locator(".tried tr")).to_have_count(every)
+    view.get_by_role("button", name="Show few").click()
+    expect(view.locator(".tried tr")).to_have_count(few)
     bad = view.locator(".ex .differ")
     expect(bad).to_have_count(1)
     expect(view.locator(f".ex[data-expert='{EXPERT}']")).to_have_attribute("aria-pressed", "true")

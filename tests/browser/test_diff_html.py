@@ -72,7 +72,10 @@ def test_the_page_works_offline(show: Show, name: str, dark: bool, width: int) -
     expect(page.locator(".say")).to_contain_text("the gate and up weights of this one expert are swapped")
     assert place(page) == f"{FIRST} {page.locator('.foot code').inner_text().split('token=')[1].split(',')[0]} {expert}"
     expect(page.locator(".tried .sign").first).to_contain_text("✓")
-    expect(page.locator(".tried tr").nth(1)).to_contain_text("shape 64×256 forbids it")
+    lines = page.locator(".tried tr")
+    expect(lines.nth(1)).to_contain_text("activation: gelu for silu")  # what leaves least over comes first
+    expect(lines.nth(1)).to_contain_text("left over 0.3")
+    expect(lines.last).to_contain_text("attention equal")
     expect(page.locator(".confirm")).to_contain_text("lab.diff(fixed, b).verdict")
     page.locator(".cell[data-path='layers.4.attn.q']").click()
     expect(page.locator(".scatter")).to_be_visible()
@@ -156,11 +159,10 @@ def test_runs_that_part_show_where(show: Show) -> None:
     expect(page.locator(".kl svg")).to_contain_text("cut")
 
 
-@pytest.mark.parametrize("width", [1200, 760])
-def test_a_huge_comparison_is_drawn(show: Show, width: int) -> None:
-    """48 layers, 128 experts, 2,000 tokens, 24,000 flips: thin labels, many positions, numbers in the sentence."""
+def test_a_huge_comparison_is_drawn(show: Show) -> None:
+    """48 layers, 128 experts, 2,000 tokens, 14,000 flips: thin labels, shared bars, numbers in the sentence."""
     whole = synthetic_trace(48, 128, 8, 2000, seed=0)
-    arrays = {path: np.array(whole[path]) for path in whole if path.endswith(("expert_ids", "gates", "logits"))}
+    arrays = {path: np.array(whole[path]) for path in whole if path.endswith(("expert_ids", "gates"))}
     rng = np.random.default_rng(1)
     arrays["logits"] = rng.standard_normal((2000, 50), np.float32)
     a = Trace(arrays, ids=whole.ids, texts=whole.texts, meta=whole.meta)
@@ -169,10 +171,11 @@ def test_a_huge_comparison_is_drawn(show: Show, width: int) -> None:
         ids = other[f"layers.{layer}.moe.expert_ids"]
         ids[::4, -1] = [next(e for e in range(128) if e not in row) for row in ids[::4]]
     other["logits"] += rng.standard_normal((2000, 50)).astype(np.float32) * 0.1
-    b = Trace(other, ids=whole.ids, texts=whole.texts, meta=whole.meta)
-    page = show(compared(b, a), f"huge-{width}", width=width)
-    assert float(page.locator(".diff").get_attribute("data-took")) < 1000
-    page.locator(".map").focus()
-    page.keyboard.press("End")
-    expect(page.locator(".tapsay")).to_contain_text("500 tokens of 2,000")
-    expect(page.locator(".more")).to_contain_text("view.diff.flips")
+    diff = compared(Trace(other, ids=whole.ids, texts=whole.texts, meta=whole.meta), a)
+    for width in (760, 1200):
+        page = show(diff, f"huge-{width}", width=width)
+        page.locator(".map").focus()
+        page.keyboard.press("End")
+        expect(page.locator(".tapsay")).to_contain_text("500 tokens of 2,000")
+        expect(page.locator(".more")).to_contain_text("view.diff.flips")
+        assert page.locator(".kl .hit").count() < 300

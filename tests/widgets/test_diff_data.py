@@ -138,3 +138,10 @@ def test_a_huge_comparison_sends_little() -> None:
     page = data.page_values(data.start())
     size = sum(len(json.dumps(facts)) + sum(array.nbytes for array in arrays.values()) for facts, arrays in page)
     assert len(page) == 97 and size < 12_000_000
+
+
+def test_a_model_gives_the_texts_of_tokens_that_stand_in_neither_run() -> None:
+    """By its tokenizer; without one such a token has no text."""
+    model = lab.open()
+    data = DiffData(lab.diff(A, planted(A)), model)
+    assert all(text == model.tokenizer.piece(i).decode("utf-8", "ignore") for i, text in data.next_tokens(3)[0]["next"])

@@ -54,7 +54,7 @@ def test_anything_else_is_refused_in_a_sentence(wrong: tuple[Any, ...], words: s
 
 
 def test_a_finished_comparison_takes_no_further_options(view: DiffView) -> None:
-    with pytest.raises(ArgumentError, match=r"give these to lab\.diff"):
+    with pytest.raises(ArgumentError, match=r"give the rest to lab\.diff"):
         lab.DiffView(view.diff, tolerance=1e-3)
 
 

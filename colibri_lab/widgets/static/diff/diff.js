@@ -26,7 +26,7 @@ class DiffView {
   constructor(model, root) {
     this.model = model;
     this.root = root;
-    this.view = { uid: `cld${++views}-${Math.random().toString(36).slice(2, 8)}`, store: null, path: null, token: null, expert: null, allFlips: false, live: true };
+    this.view = { uid: `cld${++views}-${Math.random().toString(36).slice(2, 8)}`, store: null, path: null, token: null, expert: null, allFlips: false, allTried: false, live: true };
     this.page = Boolean(model.get("_page"));
     this.kernel = "idle";
     this.draws = 0;
@@ -186,6 +186,10 @@ class DiffView {
       view.allFlips = act === "allflips";
       this.paintFlips();
       parts.fliplist.querySelector(view.allFlips ? "[data-act=fewflips]" : "[data-act=allflips]")?.focus({ preventScroll: true });
+    } else if (act === "alltried" || act === "fewtried") {
+      view.allTried = act === "alltried";
+      patch(parts.reasons, whyCard(view));
+      parts.reasons.querySelector(view.allTried ? "[data-act=fewtried]" : "[data-act=alltried]")?.focus({ preventScroll: true });
     } else if (act === "html") model.send({ kind: "html" });
     else if (act === "copy") this.copy(parts.code.textContent);
     else if (act === "copyconfirm") this.copy(view.store.facts.diagnosis.confirm);
@@ -260,7 +264,7 @@ class DiffView {
     patch(parts.map, errorMap(view, this.mapWidth));
     parts.map.setAttribute("aria-label", mapLabel(view));
     patch(parts.tapsay, tapSentence(view));
-    patch(parts.reasons, whyCard(view) || '<p class="q">There is nothing to explain.</p>');
+    patch(parts.reasons, whyCard(view));
     this.paintFlips();
     patch(parts.valuesremark, valuesRemark(view));
     patch(parts.valuesbody, valuesCard(view));

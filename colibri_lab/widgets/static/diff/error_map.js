@@ -75,14 +75,17 @@ function cell(view, path, x, y, w, h, name = "") {
   const [look, fill, ink, words] = dress(view, row);
   const middle = y + h / 2 + 4;
   const room = w >= 40 || name;
-  const text = room ? words : w >= 20 ? words.replace("1e", "").replace(/ tie$/, "") : "";
+  const text = room ? words : w >= 16 ? narrow(words) : "";
   let inside = `<rect class="${look}" x="${x}" y="${y}" width="${w}" height="${h}"${fill ? ` style="fill:${fill}"` : ""}/>`;
   if (words === "NaN") inside += nan(x, y, w, h, name);
   else if (name) inside += `<text x="${x + w / 2}" y="${middle - 8}" text-anchor="middle" style="${ink && `fill:${ink}`}">${escape(name)}</text><text x="${x + w / 2}" y="${middle + 8}" text-anchor="middle" style="${ink && `fill:${ink}`}">${text}</text>`;
   else if (text) inside += `<text x="${x + w / 2}" y="${middle}" text-anchor="middle" class="${look}" style="${ink && `fill:${ink}`}">${text}</text>`;
-  else if (look === "tie" || (look === "flips" && w < 20)) inside += `<circle cx="${x + w / 2}" cy="${y + h / 2}" r="${Math.min(2, w / 3)}" fill="var(--mark)"/>`;
+  else if (look === "tie" || look === "flips") inside += `<circle cx="${x + w / 2}" cy="${y + h / 2}" r="${Math.min(2, w / 3)}" fill="var(--mark)"/>`;
   return `<g class="cell" data-path="${path}"><title>${escape(`${path}: ${described(row)}`)}</title>${inside}</g>`;
 }
+
+// In a narrow cell: the exponent, or the mark alone.
+const narrow = (words) => words.replace(/^.e/, "").replace(/^([≈✗↓]).*/, "$1");
 
 const described = (row) => (isIds(row.path) ? (row.moved ? `${plural(row.moved, "token")} to other experts` : "same experts") : row.state === "same bits" ? "same bits" : `${power(row.rel, 1)}, ${row.state} tolerance ${power(row.tolerance)}`);
 
@@ -109,7 +112,7 @@ function strength(store, rel) {
 }
 
 function nan(x, y, w, h, name) {
-  const r = Math.min(w, h) * 0.3;
+  const r = Math.min(7, Math.min(w, h) * 0.3);
   const [cx, cy] = [x + w / 2, y + h / 2 + (name ? 10 : 0)];
   return `<rect x="${x + 0.75}" y="${y + 0.75}" width="${w - 1.5}" height="${h - 1.5}" fill="var(--markp)" stroke="var(--mark)" stroke-width="1.5"/><path d="M${cx - r} ${cy - r}L${cx + r} ${cy + r}M${cx + r} ${cy - r}L${cx - r} ${cy + r}" stroke="var(--mark)" stroke-width="2"/>${name ? `<text class="k" x="${cx}" y="${y + h / 2 - 6}" text-anchor="middle">${escape(name)}</text>` : ""}`;
 }
@@ -121,7 +124,9 @@ function key(view, y, palette) {
   const stops = Array.from({ length: 16 }, (_, i) => `<rect x="${60 + (i * 150) / 16}" y="0" width="${150 / 16 + 0.5}" height="9" fill="${palette.of(i / 15)}"/>`).join("");
   const nans = facts.paths.some((path) => !isIds(path) && !Number.isFinite(store.row(path).rel));
   const marks = [facts.states.includes("same bits") || facts.states.includes("same") ? ["=", "same bits"] : null, facts.flips.counts.tie ? ["≈ n", "near-ties"] : null, facts.flips.counts.downstream ? ["↓ n", "tokens re-routed as a consequence"] : null, facts.flips.counts.defect ? ["✗ n", "tokens routed wrongly"] : null, nans ? ["×", "NaN or Inf on one side"] : null].filter(Boolean);
-  return `<g transform="translate(${LEFT},${y})"><rect x="0" y="0" width="60" height="9" fill="var(--sunk)" stroke="var(--line)"/>${stops}<path d="M60 -3V12" stroke="var(--ink)" stroke-width="2"/><text class="k" x="60" y="23" text-anchor="middle">tolerance ${declared(facts)}</text><text x="210" y="23" text-anchor="end">1</text><text x="218" y="9">largest difference ÷ largest value</text><text x="0" y="41">${marks.map(([mark, words]) => `<tspan class="b">${mark}</tspan> ${words}`).join("   ")}</text></g>`;
+  const scale = `<rect x="0" y="0" width="60" height="9" fill="var(--sunk)" stroke="var(--line)"/>${stops}<path d="M60 -3V12" stroke="var(--ink)" stroke-width="2"/><text class="k" x="60" y="23" text-anchor="middle">tolerance ${declared(facts)}</text><text x="210" y="23" text-anchor="end">1</text><text x="218" y="9">largest difference ÷ largest value</text>`;
+  const valued = facts.paths.some((path) => !isIds(path));
+  return `<g transform="translate(${LEFT},${y})">${valued ? scale : ""}<text x="0" y="${valued ? 41 : 8}">${marks.map(([mark, words]) => `<tspan class="b">${mark}</tspan> ${words}`).join("   ")}</text></g>`;
 }
 
 // The tap that an arrow leads to: right and left the next layer that has it, down and up the next tap of the layer.

@@ -45,7 +45,8 @@ function row(view, i, on) {
   return `<tr class="${on ? "on" : ""}" data-flip="${i}"><td><button type="button" class="name" data-flip="${i}" aria-pressed="${on}" ${SUPPRESS}>${name}</button></td><td>${flip.layer}</td><td>${tokenHtml(store, flip.token).replace("token ", "")}</td><td>${chips({ ...view, slots }, flip.a, flip.b)}</td><td>${chips({ ...view, slots }, flip.b, flip.a)}</td><td class="num">${figure(flip.margin)}</td><td class="num">${figure(flip.moved)}</td><td class="num">${figure(flip.consequence)}</td><td class="cause">${cause}</td></tr><tr class="below${on ? " on" : ""}" data-flip="${i}"><td colspan="8">${cause}</td></tr>`;
 }
 
-function chips(view, ids, others) {
+// The experts of a token in one run; those the other run chose too are outlined, and of many only counted.
+export function chips(view, ids, others) {
   const kept = ids.filter((e) => others.includes(e)).length;
   const shown = ids.length > WHOLE ? ids.filter((e) => !others.includes(e)) : ids;
   return `<span class="chips">${shown.map((e) => chip(view, e, others.includes(e))).join(" ")}${shown.length < ids.length ? ` <span class="q">+${kept}</span>` : ""}</span>`;

@@ -2,7 +2,7 @@
 import { count, escape, expertColour, fixed, plural, word } from "../common/format.js";
 import { hatch, swatch } from "../common/hatch.js";
 import { ring } from "../common/pointers.js";
-import { power, size, tokenHtml } from "./words.js";
+import { period, power, size, tokenHtml } from "./words.js";
 
 const LEFT = 34;
 const TALL = 66;
@@ -44,7 +44,8 @@ export function klPicture(view, width) {
   const first = store.facts.first;
   const colour = first?.expert !== null && first?.expert !== undefined ? expertColour({ ...view, slots: store.slots(first.layer) }, first.expert) : "";
   let over = "";
-  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((m) => m * step >= 26 * (bars[0].to - bars[0].from)) ?? 2000;
+  const each = bars[0].to - bars[0].from;
+  const every = [1, 2, 5, 10, 20, 50, 100].find((m) => m * step >= 26) ?? 200;
   bars.forEach(({ from, to, best }, j) => {
     const x = LEFT + j * step;
     const v = kl[best];
@@ -54,7 +55,7 @@ export function klPicture(view, width) {
     s += Number.isNaN(v) ? `<path d="M${x} ${TALL - 2}l6 6m0 -6l-6 6" stroke="var(--mark)" stroke-width="1.5"/>` : h ? `<rect x="${x}" y="${TALL + 6 - h}" width="${w}" height="${h}" fill="${used[best] && colour ? colour : "var(--line2)"}"/>` : "";
     if (here) over += ring(x, TALL + 6 - Math.max(h, 3), w, Math.max(h, 3));
     s += `<rect class="hit" data-token="${positions[best]}" x="${x - 0.5}" y="0" width="${step}" height="${TALL + 10}" fill="transparent"><title>token ${positions[best]}: KL ${size(v)}</title></rect>`;
-    if (positions[from] % every === 0 || (to - from > 1 && j % Math.max(1, Math.round(60 / step)) === 0)) s += `<text x="${x + w / 2}" y="${TALL + 22}" text-anchor="middle">${positions[from]}</text>`;
+    if (each > 1 ? j % Math.round(60 / step) === 0 : positions[from] % every === 0) s += `<text x="${x + w / 2}" y="${TALL + 22}" text-anchor="middle">${positions[from]}</text>`;
   });
   const end = LEFT + step * bars.length + 6;
   const cut = store.facts.cut ? `<path d="M${end} 4${Array.from({ length: 11 }, (_, i) => `l${i % 2 ? -5 : 5} 6`).join("")}" fill="none" stroke="var(--mark)" stroke-width="1.5"/><text x="${end + 9}" y="${TALL / 2 + 4}">cut</text>` : "";
@@ -95,5 +96,5 @@ export function predictionWords(view) {
   }
   const good = same.reduce((sum, v) => sum + v, 0);
   const five = agreement.reduce((sum, v) => sum + v, 0) / agreement.length;
-  return `${legend}${here}<p class="q">The likeliest token agrees at ${count(good)} of ${plural(positions.length, "position")}; of A’s five likeliest, B has ${Math.round(100 * five)} % among its own.${store.facts.cut ? ` ${escape(store.facts.cut)}` : ""}</p>`;
+  return `${legend}${here}<p class="q">The likeliest token agrees at ${count(good)} of ${plural(positions.length, "position")}; of A’s five likeliest, B has ${Math.round(100 * five)} % among its own.${store.facts.cut ? ` ${escape(period(store.facts.cut))}` : ""}</p>`;
 }

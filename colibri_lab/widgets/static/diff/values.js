@@ -1,6 +1,7 @@
 // One tap of both runs: A against B, a histogram of B − A with clipped ends, the rows that differ most.
 import { chip, count, escape, plural, word } from "../common/format.js";
 import { markKey } from "../common/marks.js";
+import { chips } from "./flips.js";
 import { isIds } from "./store.js";
 import { power, size } from "./words.js";
 
@@ -57,16 +58,16 @@ function scatter(seen) {
   return `<svg class="scatter" width="${SIDE + 40}" height="${foot + 34}" role="img" aria-label="${label}"><rect x="30" y="4" width="${SIDE}" height="${SIDE * 0.75}" fill="var(--sunk)"/><path d="M30 ${foot}L${30 + SIDE} 4" stroke="var(--line2)" stroke-dasharray="4 3"/><path d="${dots}" fill="none" stroke="var(--ink)" stroke-opacity=".7"/><text x="30" y="${foot + 14}">${size(low)}</text><text x="${30 + SIDE}" y="${foot + 14}" text-anchor="end">${size(high)}</text><text class="k" x="${30 + SIDE / 2}" y="${foot + 14}" text-anchor="middle">A</text><text class="k" x="20" y="${4 + (SIDE * 0.75) / 2}" text-anchor="end">B</text><text x="30" y="${foot + 30}">${a.length < seen.looked * seen.shape.reduce((p, n) => p * n, 1) - seen.nonfinite[0] - seen.nonfinite[1] ? `${count(a.length)} values drawn; on the line: equal` : "on the line: equal"}</text></svg>`;
 }
 
-function histogram({ bins, range, sampled }) {
+function histogram({ bins, range, sampled, clipped: beyond }) {
   const n = bins.length;
   if (!range) return `<div class="histogram q pad">B − A is 0 in all ${count(sampled)} values looked at.</div>`;
   const inner = Math.max(1, ...bins.subarray(1, n - 1));
   const tall = (v) => (v ? Math.max(1, (TALL - 14) * Math.min(1, v / inner)) : 0);
   const bars = Array.from(bins, (v, i) => `<rect x="${(i * WIDE) / n}" y="${TALL - tall(v)}" width="${WIDE / n - 1}" height="${tall(v)}" fill="var(--line2)"/>`).join("");
-  const clipped = [0, n - 1].filter((i) => bins[i]);
+  const clipped = [0, n - 1].filter((i) => beyond[i ? 1 : 0]);
   const corners = clipped.map((i) => `<path d="M${(i * WIDE) / n} ${TALL - tall(bins[i])}h7v7Z" fill="var(--markp)" stroke="var(--mark)"/>`).join("");
-  const words = clipped.length ? `corner: ${clipped.map((i) => `${count(bins[i])} ${i ? "above" : "below"}`).join(", ")}, drawn in the last bins` : "";
-  return `<svg class="histogram" width="${WIDE}" height="${TALL + 34}" role="img" aria-label="Histogram of B minus A from ${power(-range, 1)} to ${power(range, 1)}">${bars}<path d="M0 ${TALL + 0.5}H${WIDE}" stroke="var(--line2)"/><path d="M${WIDE / 2} 6V${TALL + 4}" stroke="var(--ink)" stroke-dasharray="2 2"/>${corners}<text x="0" y="${TALL + 14}">≤ ${size(-range)}</text><text class="k" x="${WIDE / 2}" y="${TALL + 14}" text-anchor="middle">B − A</text><text x="${WIDE}" y="${TALL + 14}" text-anchor="end">≥ ${size(range)}</text><text x="0" y="${TALL + 30}">${words}</text></svg>`;
+  const words = clipped.length ? `corner: ${clipped.map((i) => `${count(beyond[i ? 1 : 0])} ${i ? "above" : "below"}`).join(", ")}, drawn in the last bins` : "";
+  return `<svg class="histogram" width="${WIDE}" height="${TALL + 34}" role="img" aria-label="Histogram of B minus A from ${power(-range, 1)} to ${power(range, 1)}">${bars}<path d="M0 ${TALL + 0.5}H${WIDE}" stroke="var(--line2)"/><path d="M${WIDE / 2} 6V${TALL + 4}" stroke="var(--ink)" stroke-dasharray="2 2"/>${corners}<text x="0" y="${TALL + 14}">${beyond[0] ? "≤ " : ""}${size(-range)}</text><text class="k" x="${WIDE / 2}" y="${TALL + 14}" text-anchor="middle">B − A</text><text x="${WIDE}" y="${TALL + 14}" text-anchor="end">${beyond[1] ? "≥ " : ""}${size(range)}</text><text x="0" y="${TALL + 30}">${words}</text></svg>`;
 }
 
 function worstRows(view, seen) {
@@ -89,8 +90,9 @@ function rerouted(view, seen) {
   if (!seen.moved_tokens.length) return '<p class="q pad">Every token goes to the same experts in both runs.</p>';
   const k = seen.shape[0];
   const slots = store.slots(store.row(view.path).layer);
-  const set = (ids, i, others) => Array.from(ids.subarray(i * k, i * k + k)).filter((e) => e >= 0).map((e) => chip({ ...view, slots }, e, others.subarray(i * k, i * k + k).includes(e))).join(" ");
-  const rows = Array.from(seen.moved_tokens.subarray(0, LISTED), (t, i) => `<tr class="${t === token ? "on" : ""}"><td><button type="button" class="name" data-token="${t}" aria-pressed="${t === token}" ${SUPPRESS}>${t}</button> <span class="tt">${escape(word(store.facts.texts[t] ?? "", store.facts.ids[t]))}</span></td><td><span class="chips">${set(seen.ids_a, i, seen.ids_b)}</span></td><td><span class="chips">${set(seen.ids_b, i, seen.ids_a)}</span></td></tr>`);
+  const chosen = (ids, i) => Array.from(ids.subarray(i * k, i * k + k)).filter((e) => e >= 0);
+  const set = (i, ids, others) => chips({ ...view, slots }, chosen(ids, i), chosen(others, i));
+  const rows = Array.from(seen.moved_tokens.subarray(0, LISTED), (t, i) => `<tr class="${t === token ? "on" : ""}"><td><button type="button" class="name" data-token="${t}" aria-pressed="${t === token}" ${SUPPRESS}>${t}</button> <span class="tt">${escape(word(store.facts.texts[t] ?? "", store.facts.ids[t]))}</span></td><td>${set(i, seen.ids_a, seen.ids_b)}</td><td>${set(i, seen.ids_b, seen.ids_a)}</td></tr>`);
   const more = seen.moved > rows.length ? `<p class="q small">and ${count(seen.moved - rows.length)} more</p>` : "";
   const long = rows.length > 8;
   return `<div class="${long ? "scroll" : ""}"${long ? ` tabindex="0" role="region" aria-label="Tokens that go to other experts" ${SUPPRESS}` : ""}><table class="t rows"><caption>Tokens that go to other experts; filled: exchanged</caption><thead><tr><th>token</th><th>experts in A</th><th>in B</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>${more}`;

@@ -6,10 +6,11 @@ import { size } from "./words.js";
 const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
 const SIGNS = { explains: "✓", tried: "✗", excluded: "–" };
 const LISTED = 16; // experts
+const TRIED = 5; // faults
 
 export function whyCard(view) {
   const { facts } = view.store;
-  return [byExpert(view), tried(facts), confirm(facts), tolerance(facts), notes(facts)].filter(Boolean).join("");
+  return [byExpert(view), calm(facts), tried(view), confirm(facts), tolerance(facts), notes(facts)].filter(Boolean).join("");
 }
 
 // Rows that differ beyond tolerance, by expert: of the tap that is selected, else of the first divergence.
@@ -31,15 +32,34 @@ function byExpert(view) {
   return `<p class="lead">Rows that differ in <span class="m">${escape(path)}</span>, by expert:</p><div class="experts">${boxes.join("")}${rest}</div>`;
 }
 
-function tried({ diagnosis }) {
-  if (!diagnosis?.attempts.length) return "";
-  const rows = diagnosis.attempts.map(({ words, state, note, left }) => {
-    const remains = left === null ? "" : `left over ${size(left, 2)}`;
-    const says = [remains, note].filter(Boolean).join("; ") || (state === "excluded" ? "excluded" : "");
-    const name = state === "explains" ? `<b>${escape(words)}</b>` : escape(words);
-    return `<tr><td class="sign${state === "explains" ? " ok" : ""}"><span aria-hidden="true">${SIGNS[state]}</span><span class="sr">${state}</span></td><td>${name}</td><td class="q">${escape(says)}</td></tr>`;
-  });
-  return `<h3 class="gap">Faults tried</h3><table class="tried"><tbody>${rows.join("")}</tbody></table>`;
+const CALM = {
+  identical: "There is nothing to explain.",
+  tie: "What differs follows from near-ties; each is explained below.",
+  downstream: "What differs was changed on purpose; what follows from it is no fault.",
+  defect: "No fault was tried as an explanation.",
+};
+const calm = ({ verdict, diagnosis }) => (diagnosis ? "" : `<p class="lead">${CALM[verdict]}</p>`);
+
+// What explains it, then what leaves least over; what is excluded without a trial stands in one line.
+function tried({ store: { facts }, allTried }) {
+  const attempts = facts.diagnosis?.attempts ?? [];
+  if (!attempts.length) return "";
+  const by = (state) => attempts.filter((a) => a.state === state);
+  const left = (a) => a.left ?? Infinity;
+  const ordered = [...by("explains"), ...by("tried").sort((a, b) => left(a) - left(b))];
+  const shown = allTried ? ordered : ordered.slice(0, TRIED);
+  const rows = shown.map((a) => line(a.state, a.words, [a.left === null ? "" : `left over ${size(a.left, 2)}`, a.note].filter(Boolean).join("; ")));
+  const excluded = by("excluded");
+  const hidden = ordered.length > TRIED || excluded.length > 2;
+  if (allTried || excluded.length < 3) rows.push(...excluded.map((a) => line("excluded", a.words, a.note || "excluded")));
+  else rows.push(line("excluded", excluded.map((a) => a.words).join("; "), "excluded"));
+  const more = hidden ? `<button type="button" class="link small" data-act="${allTried ? "fewtried" : "alltried"}" ${SUPPRESS}>${allTried ? "Show few" : `Show all ${attempts.length} with their reasons`}</button>` : "";
+  return `<h3 class="gap">Faults tried</h3><table class="tried"><tbody>${rows.join("")}</tbody></table>${more}`;
+}
+
+function line(state, words, says) {
+  const name = state === "explains" ? `<b>${escape(words)}</b>` : escape(words);
+  return `<tr><td class="sign${state === "explains" ? " ok" : ""}"><span aria-hidden="true">${SIGNS[state]}</span><span class="sr">${state}</span></td><td>${name}</td><td class="q">${escape(says)}</td></tr>`;
 }
 
 function confirm({ diagnosis }) {

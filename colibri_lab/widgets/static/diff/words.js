@@ -7,7 +7,7 @@ const BADGES = { identical: "= SAME", tie: "≈ TIE", defect: "✗ DEFECT", down
 const NAMES = {
   "moe.input": "input of the block", "moe.router_logits": "router logits", "moe.scores": "router scores", "moe.expert_ids": "choice of experts", "moe.gates": "gates",
   "moe.shared.gate": "gate of the shared expert", "moe.shared.output": "output of the shared expert", "moe.routed": "sum of the experts", "moe.output": "output of the block", output: "output",
-  "attn.norm": "norm before attention", "attn.q": "queries", "attn.k": "keys", "attn.v": "values", "attn.weights": "attention weights", "attn.out": "output of attention", "mlp.input": "input of the dense block", "mlp.output": "output of the dense block",
+  "attn.norm": "norm before attention", "attn.q": "attention queries", "attn.k": "attention keys", "attn.v": "attention values", "attn.weights": "attention weights", "attn.out": "output of attention", "mlp.input": "input of the dense block", "mlp.output": "output of the dense block",
 };
 
 // A size as its power of ten: "1e−5"; more digits where asked.
@@ -42,14 +42,18 @@ export function placeHtml(view, path, expert) {
 
 export const tokenHtml = (store, token) => `token ${token} <span class="tt">${escape(word(store.facts.texts[token] ?? "", store.facts.ids[token]))}</span>`;
 
-const period = (text) => (/[.!?]$/.test(text.trim()) ? text.trim() : `${text.trim()}.`);
+// Words of an analysis as a sentence.
+export const period = (text) => {
+  const words = text.trim();
+  return words.slice(0, 1).toUpperCase() + words.slice(1) + (/[.!?]$/.test(words) ? "" : ".");
+};
 
 export function verdictSentence(view) {
   const { store } = view;
   const { facts } = store;
   const badge = `<span class="badge${facts.verdict === "defect" ? " bad" : ""}">${BADGES[facts.verdict]}</span>`;
   const within = `within the declared ${declared(facts)}`;
-  const likely = facts.diagnosis ? ` <b>${escape(period(facts.diagnosis.words))}</b>` : "";
+  const likely = facts.diagnosis ? ` <b>${facts.diagnosis.fault && facts.diagnosis.fault !== "unknown" && !/^likely/i.test(facts.diagnosis.words) ? "Likely fault: " : ""}${escape(facts.diagnosis.words.replace(/[.]?$/, "."))}</b>` : "";
   const { first } = facts;
   if (first) {
     const place = `${placeHtml(view, first.path, first.expert)}${first.token >= 0 ? `, ${tokenHtml(store, first.token)}` : ""}`;
