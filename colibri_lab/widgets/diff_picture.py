@@ -21,6 +21,7 @@ _LEFT, _TOP, _ROW = 170, 104, 20
 _BAD = "#b3261e"
 _FLIPS = 6
 _LINE = 150  # characters
+_TRIED, _ATTEMPTS = 380, 10  # pixels and lines for the faults tried
 
 
 def title(diff: Diff) -> str:
@@ -78,7 +79,9 @@ def diff_png(data: DiffData, selection: Mapping[str, Any]) -> bytes:
     if diff.diagnosis is not None:
         sheet.text(_EDGE + 130, 64, _cut(diff.diagnosis.words), size=13, bold=True)
     _draw_map(sheet, data, layers, kinds, outside, selection)
-    key = f"largest difference ÷ largest value; tolerance {_short(diff.tolerance.relative)}"
+    _draw_tried(sheet, data, len(layers))
+    up_to = "≤ " if diff.tolerance.by_tap else ""
+    key = f"largest difference ÷ largest value; tolerance {up_to}{_short(diff.tolerance.relative)}"
     sheet.text(_EDGE, below - 12, key, colour=INK2)
     for i in range(len(flips)):
         if not i:
@@ -87,15 +90,33 @@ def diff_png(data: DiffData, selection: Mapping[str, Any]) -> bytes:
     return sheet.png()
 
 
-def _cut(words: str) -> str:
+def _cut(words: str, most: int = _LINE) -> str:
     line = "".join(c if c.isprintable() else "·" for c in words)
-    return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _cell_width(layers: int) -> float:
+    return min(62.0, (_WIDTH - _LEFT - _EDGE) / max(1, layers))
+
+
+def _draw_tried(sheet: Sheet, data: DiffData, layers: int) -> None:
+    """Beside a map that leaves room: the faults that were tried and what each leaves over."""
+    x = _LEFT + layers * _cell_width(layers) + 40
+    found = data.diff.diagnosis
+    if found is None or _WIDTH - x < _TRIED:
+        return
+    sheet.text(x, _TOP - 10, "Faults tried", bold=True)
+    for i, attempt in enumerate(found.attempts[:_ATTEMPTS]):
+        mark = {"explains": "✓", "tried": "✗", "excluded": "–"}[attempt.state]
+        left = "" if attempt.left_over is None else f"  left over {attempt.left_over:.2g}"
+        words = _cut(f"{mark} {attempt.words}", int((_WIDTH - x) / 7.4) - len(left))
+        sheet.text(x, _TOP + 10 + 20 * i, words + left, bold=attempt.state == "explains")
 
 
 def _draw_map(
     sheet: Sheet, data: DiffData, layers: list[int], kinds: list[str], outside: list[str], selection: Mapping[str, Any]
 ) -> None:
-    cell = min(62.0, (_WIDTH - _LEFT - _EDGE) / max(1, len(layers)))
+    cell = _cell_width(len(layers))
     places = {path: i for i, path in enumerate(data.paths)}
     every = max(1, math.ceil(30 / cell))
     first = data.diff.first_divergence

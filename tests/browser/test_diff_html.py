@@ -106,7 +106,7 @@ def test_equal_runs_are_said_calmly(show: Show) -> None:
     arrays = copied(A)
     arrays["layers.4.attn.v"] += np.float32(1e-7) * np.abs(arrays["layers.4.attn.v"]).max()
     page = show(compared(of(A, arrays)), "near", dark=True)
-    expect(page.locator(".say .sub")).to_contain_text("The nearest to its tolerance is layer 4, values")
+    expect(page.locator(".say .sub")).to_contain_text("The nearest to its tolerance is layer 4, attention values")
     page.keyboard.press("0")
 
 
