@@ -24,7 +24,7 @@ import models
 import plot
 from contenders import OURS, TITLES, ContenderError, available
 from harness import Cell, limit_ratio, summary
-from measures import batching, capture, decode, instructions, kernel, load, prefill, scaling, steady, threads
+from measures import batching, capture, decode, instructions, kernel, load, prefill, recording, scaling, steady, threads
 from report import Run, in_cache, markdown, number, write
 from suite import Checkpoint, Plan, say
 
@@ -34,6 +34,7 @@ OF_A_CHECKPOINT: dict[str, Callable[[Checkpoint], Iterator[Cell]]] = {
     "decode": decode.run,
     "batching": batching.run,
     "capture": capture.run,
+    "recording": recording.run,
 }
 OF_A_RUN: dict[str, Callable[[Plan], Iterator[Cell]]] = {
     "scaling": scaling.run,

@@ -151,6 +151,13 @@ GOALS = (
         at_most=0.005,
         where=lambda cell: cell.measure == "instructions",  # of the smallest model, where they would show most
     ),
+    Goal("a recording is written at ≥ 80 % of the disk's rate", of_limit, 0.80, where=at("recording")),
+    Goal(
+        "a recording run: anonymous memory ≤ what the session reserves beside the tape + 16 MiB",
+        lambda cell: max(sample.extra["beyond"] for sample in cell.samples[OURS]) / 2**20,
+        at_most=16,
+        where=at("recording run"),
+    ),
     Goal(
         "an empty task of 2 threads ≤ 0.7 µs",
         lambda cell: summary(cell.samples[OURS]).median,
