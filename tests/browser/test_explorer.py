@@ -341,21 +341,24 @@ def test_a_busy_session_is_said_and_waited_for(lab: Any, view: Any) -> None:
 
 
 def test_a_click_after_a_cell_moved_the_view_waits_for_no_other_cell(lab: Any, view: Any) -> None:
-    """A cell selects, the next one runs long; Generate is heard meanwhile."""
-    place(lab, 3, 7)
-    lab.idle()
+    """A cell selects, the next one runs long; Generate and Stop are heard meanwhile."""
+    lab.python(SLOW)
+    lab.python("explorer.selection = dict(layer=2, token=5); explorer.selection = dict(layer=3, token=7)")
+    lab.page.wait_for_timeout(500)
     lab.page.evaluate(
         """() => { window.long = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
-                     .requestExecute({code: 'import time; time.sleep(6)', store_history: false}).done;
+                     .requestExecute({code: 'import time; time.sleep(8)', store_history: false}).done;
                    window.ended = false; window.long.then(() => { window.ended = true; }); }"""
     )
     lab.page.wait_for_timeout(300)
-    before = view.locator(".facts").inner_text()
-    view.get_by_role("button", name="Generate").click()
-    expect(view.locator(".facts")).not_to_have_text(before, timeout=5000)
+    view.get_by_role("button", name="Generate 32").click()
+    expect(view.locator(".work")).to_contain_text("of 32 tokens", timeout=6000)
     assert lab.page.evaluate("() => window.ended") is False
+    view.get_by_role("button", name="Stop").click()
+    expect(view.locator(".work")).to_have_text(re.compile(r"Stopped\."))
     lab.page.evaluate("() => window.long")
     lab.idle()
+    lab.python("del session.generate")
 
 
 def test_an_error_is_shown_in_place_and_the_picture_stays(lab: Any, view: Any) -> None:
