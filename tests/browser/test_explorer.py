@@ -343,7 +343,7 @@ def test_a_busy_session_is_said_and_waited_for(lab: Any, view: Any) -> None:
 def test_a_click_after_a_cell_moved_the_view_waits_for_no_other_cell(lab: Any, view: Any) -> None:
     """A cell selects, the next one runs long; Generate and Stop are heard meanwhile."""
     lab.python(SLOW)
-    lab.python("explorer.selection = dict(layer=2, token=5); explorer.selection = dict(layer=3, token=7)")
+    lab.python("explorer.selection = dict(layer=2, token=0); explorer.selection = dict(layer=3, token=0)")
     lab.page.wait_for_timeout(500)
     lab.page.evaluate(
         """() => { window.long = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
