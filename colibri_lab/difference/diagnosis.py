@@ -66,6 +66,7 @@ _STAGES = {
 
 _NOISE = 5e-6  # of float32 products one after another, relative; a clean replay that errs more raises it
 _CLEARLY = 0.1  # what explains leaves at most this share of the plain replay's error
+_SURE, _MORE = 1e-6, 12  # what explains down to here ends the search; so many of each family are tried all the same
 _ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
@@ -102,6 +103,8 @@ def diagnose(
                 for fault in family(scene, math.inf if found else good):  # inf: constants are no longer refined
                     attempts.append(_attempt(scene, fault, good))
                     faults.append(fault)
+                    if _settled(attempts) and len(attempts) - before > _MORE:
+                        break
         if len(attempts) == before and words in _STAGES:
             note = f"excluded: {_STAGES[words][1]} lie before or behind"
             attempts.append(Attempt("", words, "excluded", None, note))
@@ -135,6 +138,11 @@ def _sides(pair: Pair, first: Divergence, model: Any) -> tuple[Scene, float, str
     if of_a.computed and of_b.computed and of_b.plain < 0.2 * of_a.plain:
         return of_a, of_b.plain, "A"
     return of_b, clean if clean < 0.5 * of_b.plain else 0.0, "B"
+
+
+def _settled(attempts: list[Attempt]) -> bool:
+    """Whether one explains so well that no other can do it better."""
+    return any(t.state == "explains" and (t.left_over or 0.0) <= _SURE for t in attempts)
 
 
 def _after(scene: Scene, fault: Fault) -> float:

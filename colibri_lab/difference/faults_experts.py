@@ -50,11 +50,12 @@ def mlp_names(scene: Scene) -> list[str]:
 def expert_faults(scene: Scene, good: float) -> Iterator[Fault]:
     """Experts that differ are taken together; in a tap behind all of them, all together and then each alone."""
     if scene.expert_tap:
-        yield from _order_faults(scene, good)
         yield from _rows_of_fused(scene)
     groups = [group for group, _ in grouped(scene)]
     for names in groups:
         yield from _inside(scene, names)
+    if scene.expert_tap:
+        yield from _order_faults(scene, good)
     if not scene.expert_tap and any(".experts." in name for names in groups for name in names):
         yield from _orders_seen_from_afar(scene)
 
