@@ -34,7 +34,7 @@ class StepperView extends Actions {
     this.page = Boolean(model.get("_page"));
     this.kernel = "idle";
     this.draws = this.sent = this.answered = 0;
-    this.seen = keepOwnShell(model, () => this.able() && this.answered === this.sent);
+    this.seen = keepOwnShell(model, () => this.able());
     root.classList.add("clb", "stepper");
     this.parts = buildShell(root, this.uid);
     this.listen();
@@ -72,7 +72,7 @@ class StepperView extends Actions {
       parts.facts.textContent = content.title;
     } else if (content.kind === "frame" && this.head) {
       this.take(new Moment(this.head, content, buffers));
-      this.seen();
+      if (this.answered === this.sent) this.seen(); // a frame that nobody asked for: from a cell
     } else if (content.kind === "compared" && this.head) {
       view.comparison = new Comparison(content, buffers);
       this.paintFork();
