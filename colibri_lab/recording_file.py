@@ -16,6 +16,8 @@ import json
 import mmap
 import os
 import tempfile
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -83,7 +85,7 @@ class RecordingFile:
     """
 
     def __init__(self, target: Path, columns: Sequence[Column], metadata: Mapping[str, str]) -> None:
-        self.target, self.columns = target, list(columns)
+        self.target, self.columns, self.process = target, list(columns), os.getpid()
         ends = [column.place for column in self.columns[1:]]
         last = self.columns[-1]
         ends.append(last.place + last.n_rows * last.row_bytes)
@@ -111,6 +113,7 @@ class RecordingFile:
         except BaseException:
             self.close()
             raise
+        _RECORDED_HERE.add(self)
 
     # ---- what the header says ----
 
@@ -251,16 +254,33 @@ class RecordingFile:
             with suppress(FileNotFoundError):
                 old = os.open(self.target, os.O_RDONLY)
                 try:
-                    if not _lock(old):
+                    if not _lock(old) and not self._of_this_process(old):
                         raise FileError(
-                            f"cannot record into {self.target}: another session is recording into it; choose another "
-                            "file, or drop that session first"
+                            f"cannot record into {self.target}: another process is recording into it; choose another "
+                            "file, or end that recording first"
                         )
                     if os.path.samestat(os.fstat(old), os.stat(self.target)):  # else another was faster
                         os.replace(self._temporary, self.target)
                         return False
                 finally:
                     os.close(old)
+
+    def _of_this_process(self, descriptor: int) -> bool:
+        """Whether a file that somebody records into is one of this process, such as that of a notebook cell which is
+        run again. Its session goes on without a name for its file, and a warning says so.
+        """
+        there = os.fstat(descriptor)
+        for other in _RECORDED_HERE:
+            if other is self or other.descriptor < 0 or other.process != os.getpid():
+                continue
+            if os.path.samestat(os.fstat(other.descriptor), there):
+                warnings.warn(
+                    f"{self.target} was being recorded by another session of this process; it is a new file now, and "
+                    "that session goes on without one (session.trace().save(…) keeps what it has)",
+                    stacklevel=7,
+                )
+                return True
+        return False
 
     def is_there(self) -> bool:
         """Whether the target still is this file."""
@@ -277,6 +297,9 @@ class RecordingFile:
             with suppress(OSError):
                 os.unlink(self._temporary)
             self._temporary = None
+
+
+_RECORDED_HERE: weakref.WeakSet[RecordingFile] = weakref.WeakSet()
 
 
 def _lock(descriptor: int) -> bool:

@@ -423,15 +423,13 @@ def test_edits_beyond_their_room_are_refused(
 # ---- one file, one session ------------------------------------------------------------------------------------------
 
 
-def test_two_sessions_cannot_record_into_one_file(model: lab.Model, tmp_path: Path) -> None:
-    """Not in this process, not from another; when the first one is gone its file can be replaced."""
+def test_two_processes_cannot_record_into_one_file(model: lab.Model, tmp_path: Path) -> None:
+    """When the session is gone, its file can be replaced."""
     file = tmp_path / "run"
     first = model.session(capture="moe", max_tokens=32, to=file)
     first.feed([1, 2])
-    with pytest.raises(FileError, match="another session is recording into it"):
-        model.session(max_tokens=32, to=file)
     code = "import sys, colibri_lab as lab; lab.open().session(max_tokens=8, to=sys.argv[1])"
-    assert "another session is recording into it" in python(code, file).stderr
+    assert "another process is recording into it" in python(code, file).stderr
     assert lab.load_trace(file).ids == [1, 2] and [path.name for path in tmp_path.iterdir()] == ["run"]
     held = lab.load_trace(file)
     gates = raw(held["layers.0.moe.gates"])
@@ -441,6 +439,23 @@ def test_two_sessions_cannot_record_into_one_file(model: lab.Model, tmp_path: Pa
     second.feed([3])
     assert lab.load_trace(file).ids == [3]
     assert raw(held["layers.0.moe.gates"]) == gates  # a trace that is open keeps the file that it was opened from
+
+
+def test_a_notebook_cell_that_records_can_be_run_again(model: lab.Model, tmp_path: Path) -> None:
+    """The file is a new one, a warning says so, and the session before goes on with all that it has."""
+    file = tmp_path / "run"
+    first = model.session(capture="moe", max_tokens=32, to=file)
+    first.feed([1, 2])
+    with pytest.warns(UserWarning, match="that session goes on without one") as said:
+        second = model.session(capture="moe", max_tokens=32, to=file)
+    assert said[0].filename == __file__  # the cell, not the library
+    second.feed([3])
+    first.feed([4])
+    assert lab.load_trace(file).ids == [3] and first.ids == [1, 2, 4]
+    assert_same(lab.load_trace(file), second.trace())
+    first.trace().save(tmp_path / "first")
+    assert lab.load_trace(tmp_path / "first").ids == [1, 2, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "run"]
 
 
 def test_a_session_that_goes_leaves_its_file_and_its_views(model: lab.Model, tmp_path: Path) -> None:
