@@ -197,3 +197,13 @@ def test_changes_print_as_the_python_that_makes_them() -> None:
     """So that the confirming code shows them."""
     for change in (Is(1e-5), Times(2.0), Rounded("bfloat16")):
         assert eval(repr(change)) == change
+
+
+def test_an_order_is_written_as_the_ranges_it_is_made_of() -> None:
+    """What is printed is the order again, and short."""
+    from colibri_lab.difference.changes import Order
+
+    half = [*range(192, 384), *range(192)]
+    for order in (half, [0, 1, 10, 11, 2, 3], [*range(0, 8, 2), *range(1, 8, 2)], [3, 2, 1, 0], [5], [], [7, 7, 7, 1]):
+        assert eval(repr(Order(order))) == tuple(order)
+    assert repr(Order(half)) == "(*range(192, 384), *range(0, 192))"

@@ -220,11 +220,37 @@ class Turned:
         return rotate_halves(value, np.asarray(replay.rows)[:, None] * np.asarray(self.frequencies))
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Columns (the last axis) in another order."""
+class Order(tuple[int, ...]):
+    """Numbers in an order, written as the ranges that they are made of: the confirming Python stays short."""
 
+    def __repr__(self) -> str:
+        parts, start = [], 0
+        while start < len(self):
+            step = self[start + 1] - self[start] if start + 1 < len(self) else 1
+            stop = start + 1
+            while stop < len(self) and self[stop] - self[stop - 1] == step != 0:
+                stop += 1
+            long = stop - start > 2
+            stop = stop if long else start + 1
+            end = self[start] + step * (stop - start)
+            parts.append(
+                str(self[start]) if not long else f"*range({self[start]}, {end}{f', {step}' if step != 1 else ''})"
+            )
+            start = stop
+        return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+
+
+@dataclass(frozen=True)
+class _Ordered:
     order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", Order(self.order))
+
+
+@dataclass(frozen=True)
+class Columns(_Ordered):
+    """Columns (the last axis) in another order."""
 
     def __call__(self, value: Any, replay: Replay) -> Any:
         """value[..., order]."""
@@ -232,10 +258,8 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Renumbered:
+class Renumbered(_Ordered):
     """Expert e is called order[e]."""
-
-    order: tuple[int, ...]
 
     def __call__(self, value: Any, replay: Replay) -> Any:
         """order[value], from the ids that the other run chose."""
@@ -367,12 +391,11 @@ class OtherExpert:
 
 
 @dataclass(frozen=True)
-class FusedColumns:
+class FusedColumns(_Ordered):
     """Columns of [gate, up] of the other run: which row of the fused tensor stands in each place."""
 
     layer: int
     expert: int
-    order: tuple[int, ...]
 
     def __call__(self, value: Any, replay: Replay) -> Any:
         """(n, I)."""

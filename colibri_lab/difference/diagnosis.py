@@ -106,7 +106,7 @@ def diagnose(
                     if _settled(attempts) and len(attempts) - before > _MORE:
                         break
         if len(attempts) == before and words in _STAGES:
-            note = f"excluded: {_STAGES[words][1]} lie before or behind"
+            note = f"the runs part elsewhere than at {_STAGES[words][1]}"
             attempts.append(Attempt("", words, "excluded", None, note))
     return _named(scene, attempts, faults, side)
 
@@ -193,7 +193,7 @@ def _named(
     words = fault.words[0].upper() + fault.words[1:]
     who = f" This is so in {side}, while the other run follows the model." if side == "A" else ""
     evidence = _configs(scene, fault.kind)
-    ordered = (attempt, *(t for t in shown if t is not attempt))
+    ordered = (attempt, *(t for t in shown if t.words != attempt.words))
     return Diagnosis(attempt.fault, f"{words}.{who}{evidence}", ordered, _confirm(scene, fault, side))
 
 
@@ -204,9 +204,15 @@ def _score(attempt: Attempt, fault: Fault, scene: Scene) -> float:
 
 
 def _shortened(attempts: list[Attempt]) -> list[Attempt]:
-    """Of each kind the best few attempts; a reader wants to see what was tried, not two hundred lines."""
+    """Of each kind the best few attempts; a reader wants to see what was tried, not two hundred lines. What two
+    computations call by the same words is one.
+    """
     kept: dict[tuple[str, str], list[Attempt]] = {}
+    said = set()
     for attempt in sorted(attempts, key=lambda t: t.left_over if t.left_over is not None else math.inf):
+        if attempt.words in said:
+            continue
+        said.add(attempt.words)
         group = kept.setdefault((attempt.fault, "" if attempt.fault else attempt.words), [])
         if attempt.state == "explains" or len(group) < 2:
             group.append(attempt)

@@ -240,7 +240,7 @@ def _rows_of_fused(scene: Scene) -> Iterator[Fault]:
     names = [f"layers.{layer}.moe.experts.{e}" for e in scene.experts]
     swapped = (order == (plain + wide) % (2 * wide)).all()
     changes: dict[str, Change] = {
-        f"{name}.{tap}.value": c.FusedColumns(layer, int(name.rpartition(".")[2]), tuple(order.tolist()))
+        f"{name}.{tap}.value": c.FusedColumns(tuple(order.tolist()), layer, int(name.rpartition(".")[2]))
         for name in names
     }
     place = where(scene, names)
