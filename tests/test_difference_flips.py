@@ -12,6 +12,8 @@ from oracle import Oracle
 from traced import traced
 
 import colibri_lab as lab
+from colibri_lab.difference.pair import Pair
+from colibri_lab.difference.reach import errors_apart_from_flips
 from colibri_lab.trace import Trace
 
 IDS = np.random.default_rng(2).integers(0, 64, 32).tolist()
@@ -239,3 +241,38 @@ def test_slots_that_were_not_recorded_are_no_flips():
     ids = np.array([[0, 1], [2, 3], [4, 5]])
     lost = np.array([[0, 1], [-1, -1], [4, 5]])
     assert lab.diff(routes(ids=ids), routes(ids=lost)).verdict == "identical"
+
+
+# ---- 16 bits ----
+
+
+def test_clean_runs_in_bfloat16_take_a_part_of_their_tolerance_and_scores_not_a_small_one():
+    """The engine beside transformers in bfloat16: granted at least twice what they differ by, on scores at most 30
+    times, and never a share of a probability that could not be told from any other choice."""
+    b = lab.exercises.recording("bfloat16-eager")
+    session = lab.open().session(capture="all")
+    session.feed(b.ids)
+    a = session.trace()
+    d = lab.diff(a, b)
+    assert d.verdict == "tie", d.report()
+    for tap, error, untouched in errors_apart_from_flips(Pair(a, b)):
+        found, allowed = error.relative_by_row[untouched].max(), d.tolerance.of(tap.path)
+        assert allowed > 2 * found, (tap.path, found, allowed)
+        if tap.kind in ("moe.scores", "moe.gates"):
+            assert allowed < 30 * found and allowed < 0.25, (tap.path, found, allowed)
+    assert any("coarse in layers" in note and "a tie says little" in note for note in d.notes)
+
+
+def test_in_bfloat16_too_a_choice_against_clearly_higher_scores_is_a_defect():
+    """Scores equal on both sides, and B takes the third expert for the second, a fifth of all weight behind it."""
+    a = lab.exercises.recording("bfloat16-eager")
+    path = "layers.0.moe.expert_ids"
+    scores, ids = a["layers.0.moe.scores"], np.array(a[path])
+    order = np.argsort(-scores, axis=1)
+    ranked = np.take_along_axis(scores, order, axis=1)
+    token = int((ranked[:, 1] - ranked[:, 2]).argmax())
+    assert ranked[token, 1] - ranked[token, 2] > 0.2
+    ids[token] = order[token, [0, 2]]
+    d = lab.diff(a, Trace({**a, path: ids}, ids=a.ids, texts=a.texts, meta=a.meta))
+    assert d.verdict == "defect" and (d.first_divergence.path, d.first_divergence.token) == (path, token)
+    assert "takes an expert that scores" in d.flips[0].cause

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from colibri_lab.difference.pair import Pair
 from colibri_lab.difference.result import Flip, Tolerance
 
-__all__ = ["Past", "flipped", "flips_of_layer", "with_consequences"]
+__all__ = ["Past", "coarse_scores", "flipped", "flips_of_layer", "with_consequences"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ def flips_of_layer(pair: Pair, layer: int, tolerance: Tolerance, past: dict[int,
     tokens = flipped(pair, layer)
     scores = _scores(pair, layer, tokens)
     tau, by = _tau(pair, layer, tolerance)
+    slope = _slope(pair, layer, tolerance) if by == "scores" else np.inf
     return [
-        _flip(pair, layer, int(token), routing[0][token], routing[1][token], row, tau, by, past[int(token)])
+        _flip(pair, layer, int(token), routing[0][token], routing[1][token], row, tau, slope, by, past[int(token)])
         for token, row in zip(tokens, scores, strict=True)
     ]
 
@@ -80,6 +81,36 @@ def with_consequences(flips: list[Flip], pair: Pair) -> tuple[Flip, ...]:
 
 def _known(value: float) -> float:
     return -1.0 if np.isnan(value) else value
+
+
+def coarse_scores(pair: Pair, tolerance: Tolerance) -> str:
+    """A sentence when the tolerance on scores is so wide that most choices of a layer pass for ties; else ""."""
+    found = []
+    for layer in pair.a.moe_layers:
+        tau, kind = _tau(pair, layer, tolerance)
+        scores = next((t.get(f"layers.{layer}.moe.{kind}") for t in (pair.a, pair.b) if kind), None)
+        k = pair.a.top_k
+        if scores is None or pair.routing(layer) is None or not 0 < k < scores.shape[1]:
+            continue
+        rows = scores[: pair.n].astype(np.float64)
+        rows = rows[np.isfinite(rows).all(axis=1)]
+        last, next_ = -np.partition(-rows, (k - 1, k), axis=1)[:, k - 1 : k + 1].T
+        slope = _slope(pair, layer, tolerance) if kind == "scores" else np.inf
+        allowed = np.full(len(rows), tau)
+        if np.isfinite(slope):
+            p = np.minimum(last, 0.5)
+            allowed = np.minimum(allowed, slope * p * (1 - p))
+        share = float((last - next_ < 2 * allowed).mean()) if len(rows) else 0.0
+        if share > 0.5:
+            found.append((layer, share))
+    if not found:
+        return ""
+    layer, share = max(found, key=lambda each: each[1])
+    where = ", ".join(str(each[0]) for each in found[:8]) + (" …" if len(found) > 8 else "")
+    return (
+        f"The tolerance on scores is coarse in layer{'s' * (len(found) > 1)} {where}: {share:.0%} of the choices in "
+        f"layer {layer} are nearer than twice of it, so there a tie says little."
+    )
 
 
 @dataclass(frozen=True)
@@ -134,14 +165,38 @@ def _tau(pair: Pair, layer: int, tolerance: Tolerance) -> tuple[float, str]:
     return 0.0, ""
 
 
+def _slope(pair: Pair, layer: int, tolerance: Tolerance) -> float:
+    """The tolerance on router logits, absolute, where scores are their softmax: a probability p then may change by
+    p (1 − p) of it, which for the small ones is far less than the tolerance of the whole tap. inf where that is not
+    known, or where scores were rounded further than their logits.
+    """
+    scores, logits = f"layers.{layer}.moe.scores", f"layers.{layer}.moe.router_logits"
+    sides = [trace for trace in (pair.a, pair.b) if trace.get(scores) is not None]
+    rules = all(trace.meta["gate_rule"] in ("softmax", "softmax_renormalised") for trace in (pair.a, pair.b))
+    fine = all(trace[scores].dtype.itemsize >= 4 and not trace.meta.get("printed") for trace in sides)
+    values: NDArray[Any] | None = pair.a.get(logits)
+    if not (rules and fine) or values is None or pair.as_probabilities(logits):
+        return np.inf
+    sizes = np.abs(values[: pair.n].astype(np.float64))
+    return tolerance.of(logits) * max(1.0, float(sizes[np.isfinite(sizes)].max(initial=0.0)))
+
+
+def _steepest(scores: list[NDArray[np.float64]]) -> float:
+    """The largest p (1 − p) among some probabilities; NaN is passed over."""
+    p = np.minimum(np.concatenate([np.empty(0), *scores]), 0.5)
+    return float((p * (1 - p))[np.isfinite(p)].max(initial=0.0))
+
+
 def _flip(
-    pair: Pair, layer: int, token: int, row_a: NDArray[Any], row_b: NDArray[Any], scores: _Scores, tau: float, by: str,
-    past: Past,
+    pair: Pair, layer: int, token: int, row_a: NDArray[Any], row_b: NDArray[Any], scores: _Scores, tau: float,
+    slope: float, by: str, past: Past,
 ) -> Flip:  # fmt: skip
     ids_a, ids_b = (tuple(int(i) for i in row if i >= 0) for row in (row_a, row_b))
     out, into = sorted(set(ids_a) - set(ids_b)), sorted(set(ids_b) - set(ids_a))
     a, b = scores.a, scores.b
     gap_a, gap_b, shift, moved = _gaps(a, b, out, into)
+    if np.isfinite(slope):
+        tau = min(tau, slope * _steepest([s[out + into] for s in (a, b) if s is not None]))
     margin = _margin(a, len(ids_a)) if a is not None else np.nan
     swap = f"{_experts(into)} for {_experts(out)}" if out and into else f"{len(ids_b)} experts for {len(ids_a)}"
     verdict: Literal["tie", "defect", "downstream"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from colibri_lab.difference.causes import why
 from colibri_lab.difference.edits import OwnChange, own_changes
 from colibri_lab.difference.errors_of import TapError, tap_error
-from colibri_lab.difference.flips import Past, flipped, flips_of_layer, with_consequences
+from colibri_lab.difference.flips import Past, coarse_scores, flipped, flips_of_layer, with_consequences
 from colibri_lab.difference.pair import Pair, trace_from
 from colibri_lab.difference.prediction import predict
 from colibri_lab.difference.reach import Reach
@@ -81,7 +81,7 @@ def diff(
         table=np.array(run.table, TABLE),
         diagnosis=diagnosis,
         prediction=predict(pair),
-        notes=tuple(pair.notes),
+        notes=tuple(filter(None, (*pair.notes, coarse_scores(pair, allowed)))),
     )
 
 
