@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from colibri_lab._files import local_path, must_exist
@@ -70,7 +71,7 @@ def load_trace(
     }
     for one in paths:
         must_exist(one)
-    if format == _OWN or (format is None and not several and not_safetensors(paths[0]) is None):
+    if format == _OWN or (format is None and not several and _is_safetensors(paths[0])):
         _no_use(_OWN, given, set())
         return load_own(paths[0])
     for one in paths:
@@ -97,6 +98,13 @@ def load_trace(
     if not isinstance(trace, Trace):
         raise AssertionError(f"{found[0]} made a {type(trace).__name__}")
     return trace
+
+
+def _is_safetensors(path: Path) -> bool:
+    try:
+        return not_safetensors(path) is None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _named(source: Any, format: str | None) -> str:

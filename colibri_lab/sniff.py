@@ -64,6 +64,8 @@ def read_json(file: Path) -> dict[str, Any]:
     included, as in transformers), or JSON of another kind.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise FormatError(f"{file} is {not_safetensors(file)}, not JSON")
         raw = file.read_bytes()
     except OSError as error:
         raise FileError(f"cannot read {file}: {error.strerror or error}") from error

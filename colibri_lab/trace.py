@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from colibri_lab.errors import ArgumentError, FormatError, NotCapturedError, TapError, is_whole, nearest
 
-__all__ = ["EXPERT_TAPS", "HasTrace", "Trace", "check_values", "trace_of"]
+__all__ = ["CAPTURE_LEVELS", "EXPERT_TAPS", "HasTrace", "Trace", "check_values", "trace_of"]
 
 Array = NDArray[Any]
 
@@ -41,8 +41,7 @@ _META: dict[str, type | tuple[type, ...]] = {
     "num_experts": int, "top_k": int, "gate_rule": str, "passes": (list, tuple), "edits": (list, tuple),
 }  # fmt: skip
 
-# The lowest capture that keeps a tap, by the path with its numbers taken out.
-_CAPTURE = {
+CAPTURE_LEVELS = {
     "embed": "all", "norm": "all", "logits": "all",
     "layers.{l}.attn.norm": "all", "layers.{l}.attn.q": "all", "layers.{l}.attn.out": "all", "layers.{l}.output": "all",
     "layers.{l}.attn.k": "none", "layers.{l}.attn.v": "none", "layers.{l}.attn.weights": "layers.{l}.attn.weights",
@@ -55,6 +54,7 @@ _CAPTURE = {
     "layers.{l}.moe.dispatch.input": "moe", "layers.{l}.moe.dispatch.output": "moe",
     "layers.{l}.moe.dispatch.gate": "all", "layers.{l}.moe.dispatch.up": "all", "layers.{l}.moe.dispatch.hidden": "all",
 }  # fmt: skip
+"""The lowest capture that keeps a tap, by the path with its layer number taken out."""
 
 _LIMIT = 1 << 20  # far above any model; below what would make a small file ask for gigabytes
 _NUMBER = "(0|[1-9][0-9]{0,18})"  # as Python writes it: no sign, no leading zero, ASCII
@@ -149,7 +149,7 @@ class Trace(Mapping[str, Array]):
         packed = self._arrays.get(f"layers.{layer}.moe.dispatch.{tap}")
         spans = self._expert_spans(layer, number)
         if packed is None:
-            ask = _CAPTURE[f"layers.{{l}}.moe.dispatch.{tap}"]
+            ask = CAPTURE_LEVELS[f"layers.{{l}}.moe.dispatch.{tap}"]
             raise NotCapturedError(f"'{path}' was not recorded; record again with capture=\"{ask}\"")
         start, stop = spans[-1] if spans else (0, 0)
         return packed[start:stop]
@@ -236,9 +236,9 @@ class Trace(Mapping[str, Array]):
     def _missing(self, path: str) -> TapError | NotCapturedError:
         """The error for a path that is not stored: unknown, or known and not kept."""
         kind = _LAYER.sub("layers.{l}.", path)
-        capture = _CAPTURE.get(kind)
+        capture = CAPTURE_LEVELS.get(kind)
         if capture is None:
-            known = [*self._arrays, *(k.replace("{l}", "0") for k in _CAPTURE)]
+            known = [*self._arrays, *(k.replace("{l}", "0") for k in CAPTURE_LEVELS)]
             return TapError(f"no tap has the path '{path}'{nearest(path, dict.fromkeys(known))}")
         number = _LAYER.match(path)
         if number is not None:
@@ -264,7 +264,7 @@ class Trace(Mapping[str, Array]):
     def _check_array(self, path: str, array: Array) -> None:
         tokens, layer = len(self.ids), _LAYER.match(path)
         kind = _LAYER.sub("layers.{l}.", path)
-        if kind not in _CAPTURE:
+        if kind not in CAPTURE_LEVELS:
             return  # a producer may store more than we know
         if layer is not None and int(layer[1]) not in (self._moe if ".moe." in path else self.layers):
             raise FormatError(f"'{path}' belongs to no {'MoE ' if '.moe.' in path else ''}layer of this model")

@@ -226,7 +226,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
         if metadata.get("layout") == _RECORDING:
             arrays = _complete(arrays, meta.get("top_k"))
             meta["edits"] = _edits(arrays.pop(EDITS))
-            arrays |= {path: arrays[same] for path, same in json.loads(metadata.get("aliases", "{}")).items()}
+            arrays |= _aliases(metadata.get("aliases", "{}"), arrays)
         if "tokens.passes" in arrays:
             passes = _pairs(arrays.pop("tokens.passes")).tolist()
             meta.setdefault("passes", passes)  # a file may say them there instead
@@ -249,7 +249,8 @@ def _complete(arrays: dict[str, Array], top_k: Any) -> dict[str, Array]:
     if missing or not isinstance(top_k, int) or top_k < 0:
         raise FormatError(f"a recording without {', '.join(missing) or 'a sound top_k'}")
     passes, fences = _pairs(arrays["tokens.passes"]), arrays["tokens.text_offsets"]
-    if fences.dtype != np.int64 or any(array.ndim == 0 for array in arrays.values()):
+    axes = {name: 3 if name.endswith(_HEADS) else 1 for name in arrays}
+    if fences.dtype != np.int64 or any(array.ndim < axes[name] for name, array in arrays.items()):
         raise FormatError("a recording whose tensors have no rows, or whose tokens.text_offsets are no int64")
     stops = [0, *passes[:, 1].tolist()]
 
@@ -289,6 +290,14 @@ def _edits(log: Array) -> list[Any]:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FormatError(f"{EDITS} is broken: {error!r:.80}") from error
     return edits
+
+
+def _aliases(text: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays of the taps whose rows are those of another."""
+    try:
+        return {path: arrays[same] for path, same in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise FormatError(f"the metadata entry 'aliases' is broken: {error!r:.80}") from error
 
 
 def _pairs(passes: Array) -> Array:
@@ -352,7 +361,11 @@ def _array(name: str, entry: Mapping[str, Any], data: memoryview) -> Array:
     else:
         dtype = np.dtype(numpy_name)
     begin, end = entry["data_offsets"]
-    return np.frombuffer(data[begin:end], dtype).reshape(entry["shape"])
+    flat = np.frombuffer(data[begin:end], dtype)
+    try:
+        return flat.reshape(entry["shape"])
+    except (ValueError, OverflowError) as error:  # more axes, or a longer one beside an empty one, than NumPy has
+        raise FormatError(f"'{name}' has a shape that makes no sense: {entry['shape']!s:.60}") from error
 
 
 def _tokens(arrays: dict[str, Array]) -> tuple[list[int], list[str]]:

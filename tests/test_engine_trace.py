@@ -11,7 +11,7 @@ import pytest
 import colibri_lab as lab
 from colibri_lab._core import tap_kinds
 from colibri_lab.testing import canonical, tiny_model
-from colibri_lab.trace import _CAPTURE, EXPERT_TAPS, check_values
+from colibri_lab.trace import CAPTURE_LEVELS, EXPERT_TAPS, check_values
 
 
 @pytest.fixture(params=[("mixtral", {}), ("qwen2_moe", {"dense_layers": [0]})], ids=["mixtral", "qwen2_moe"])
@@ -59,7 +59,8 @@ def test_what_a_trace_says_to_capture_is_what_the_engine_says() -> None:
     """The levels in trace.py, which must work without the engine, are those of the engine's own table."""
     engine = {kind.path: kind.level for kind in tap_kinds if kind.scope != "expert"}
     named = {path: path if level == "named" else level for path, level in engine.items()}
-    recorded = {path: level for path, level in _CAPTURE.items() if path in engine or not path.endswith("moe.load")}
+    known = CAPTURE_LEVELS.items()
+    recorded = {path: level for path, level in known if path in engine or not path.endswith("moe.load")}
     assert named == recorded  # counts without tokens come from other programs alone
     experts = {kind.path.rpartition(".")[2] for kind in tap_kinds if kind.scope == "expert"}
     assert experts == set(EXPERT_TAPS)

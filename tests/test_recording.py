@@ -10,19 +10,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from recorder import ids_of
+from recordings import assert_same, header_of, python, raw
 from safetensors import SafetensorError, safe_open
 
 import colibri_lab as lab
 from colibri_lab import recording, recording_file
-from colibri_lab.errors import ArgumentError, BusyError, CapacityError, FileError, FormatError, OutOfMemoryError
-from colibri_lab.trace import Trace
+from colibri_lab.errors import BusyError, CapacityError, FileError
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTURES = ("none", "routing", "moe", "all", ("moe", "layers.*.attn.weights", "logits"))
@@ -34,35 +34,10 @@ def model() -> Iterator[lab.Model]:
     yield lab.open()
 
 
-def raw(array: Any) -> bytes:
-    return np.ascontiguousarray(array).tobytes()
-
-
-def assert_same(a: Trace, b: Trace) -> None:
-    """Both are the same object to a reader: tokens, meta, and every array by its bytes."""
-    assert (a.ids, a.texts, a.meta) == (b.ids, b.texts, b.meta)
-    assert set(a) == set(b)
-    for path in a:
-        assert (a[path].dtype, a[path].shape) == (b[path].dtype, b[path].shape), path
-        assert raw(a[path]) == raw(b[path]), path
-
-
 def plain(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """What the safetensors library reads, all of it."""
     with safe_open(path, framework="numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys() if not name.startswith("__unused__.")}  # noqa: SIM118
-
-
-def header_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        size = file.read(8)
-        return size + file.read(int.from_bytes(size, "little"))
-
-
-def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=ROOT
-    )
 
 
 # ---- the same as a session in memory ------------------------------------------------------------------------------
@@ -518,191 +493,6 @@ def test_a_file_that_was_moved_away_is_let_go(model: lab.Model, tmp_path: Path) 
         session.reset()
     assert file.read_text() == "mine" and len(view) == 3
     assert lab.load_trace(moved).ids == [1, 2, 3]
-
-
-# ---- what cannot be -------------------------------------------------------------------------------------------------
-
-
-def folder(path: Path) -> Path:
-    (path / "folder").mkdir()
-    return path / "folder"
-
-
-def dangling(path: Path) -> Path:
-    (path / "link").symlink_to(path / "nothing")
-    return path / "link"
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "sentence"),
-    [
-        (folder, FileError, "it is a folder; name a file in it"),
-        (lambda path: path / "none" / "run", FileError, "there is no folder .*none"),
-        (lambda path: "/dev/null", FileError, "no regular file"),
-        (dangling, FileError, "points to nothing"),
-        (lambda path: "", ArgumentError, "is empty"),
-        (lambda path: 5, ArgumentError, "a path is a text"),
-        (lambda path: path / ("x" * 300), FileError, "name too long"),
-    ],
-)
-def test_a_place_that_cannot_be_recorded_into_is_named(
-    model: lab.Model, tmp_path: Path, make: Callable[[Path], Any], error: type[Exception], sentence: str
-) -> None:
-    with pytest.raises(error, match=sentence):
-        model.session(max_tokens=8, to=make(tmp_path))
-    assert not list(tmp_path.glob(".*.part"))
-
-
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
-    code = """
-import os, sys, colibri_lab as lab
-model = lab.open()
-model.session(max_tokens=8, to=sys.argv[1] + "/other")  # imports what it needs
-os.chmod(sys.argv[1], 0o555)
-if os.geteuid() == 0:
-    os.seteuid(65534)
-try:
-    model.session(max_tokens=8, to=sys.argv[1] + "/run")
-except lab.FileError as error:
-    print(error)
-"""
-    done = python(code, tmp_path)
-    assert done.stdout.startswith(f"cannot record into {tmp_path}/run: "), (done.stdout, done.stderr)
-
-
-def test_a_weight_file_of_the_model_is_never_replaced(tmp_path: Path) -> None:
-    bundled = lab.open()
-    for source in bundled.folder.iterdir():
-        (tmp_path / source.name).write_bytes(source.read_bytes())
-    bundled.close()
-    model = lab.open(tmp_path)
-    (weights,) = tmp_path.glob("*.safetensors")
-    before = weights.read_bytes()
-    os.link(weights, tmp_path / "other-name")
-    (tmp_path / "link").symlink_to(weights)
-    for path in (weights, tmp_path / "other-name", tmp_path / "link"):
-        with pytest.raises(ArgumentError, match="the model reads its weights from it"):
-            model.session(max_tokens=8, to=path)
-    assert weights.read_bytes() == before
-
-
-def test_a_file_is_replaced_only_when_the_recording_begins(model: lab.Model, tmp_path: Path) -> None:
-    file = tmp_path / "run"
-    file.write_text("precious")
-    with pytest.raises(ArgumentError):
-        model.session(capture="nothing-like-it", to=file)
-    with pytest.raises((OutOfMemoryError, FileError)):
-        model.session(capture="all", max_tokens=2**31 - 1, to=file)
-    assert file.read_text() == "precious"
-    (tmp_path / "link").symlink_to(file)
-    session = model.session(max_tokens=8, to=tmp_path / "link")
-    session.feed([1])
-    assert (tmp_path / "link").is_symlink() and lab.load_trace(file).ids == [1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "run"]
-
-
-def test_what_the_disk_cannot_hold_is_refused_at_the_start(
-    model: lab.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In bytes, with the max_tokens that would fit; without max_tokens the session takes half of the free disk."""
-    need = model.session(capture="all", max_tokens=256).memory()["tape"]
-    monkeypatch.setattr(recording, "free_bytes", lambda folder: 2 * need)
-    assert 200 < model.session(capture="all", to=tmp_path / "half").max_tokens <= 256
-    monkeypatch.setattr(recording, "free_bytes", lambda folder: need // 2)
-    with pytest.raises(FileError, match=rf"needs {need} bytes of disk and {need // 2} are left; max"):
-        model.session(capture="all", max_tokens=256, to=tmp_path / "run")
-    monkeypatch.setattr(recording, "free_bytes", lambda folder: need)  # the tape fits, the header and tokens do not
-    with pytest.raises(FileError, match=r"need \d+ bytes of disk and \d+ are left"):
-        model.session(capture="all", max_tokens=256, to=tmp_path / "run")
-    assert [path.name for path in tmp_path.iterdir()] == ["half"]
-
-
-@pytest.mark.parametrize("how", ["free", "fallocate"])
-def test_a_disk_that_is_full_ends_no_session(
-    model: lab.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """The pass is refused before it begins, with the bytes; session and file keep what they have."""
-    file = tmp_path / "run"
-    monkeypatch.setattr(recording_file, "STEP", 1)
-    session = model.session(capture="moe", max_tokens=512, to=file)
-    session.feed([1, 2])
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        if how == "free":
-            patch.setattr(recording_file, "free_bytes", lambda folder: 1000)
-        else:
-            patch.setattr(os, "posix_fallocate", full)
-        for act in (lambda: session.feed([3] * 400), lambda: session.stepper([3] * 400, chunk=None).step()):
-            with pytest.raises(FileError, match=r"cannot record \d+ more tokens .* need \d+ bytes of disk"):
-                act()
-    assert session.ids == [1, 2] and session.logits.shape
-    assert_same(lab.load_trace(file), session.trace())
-    session.feed([4])
-    assert_same(lab.load_trace(file), session.trace())
-
-
-def test_a_file_that_is_cut_under_the_session_is_an_error(tmp_path: Path) -> None:
-    """No bus error: the pass fails, and says why."""
-    code = """
-import os, sys, colibri_lab as lab
-session = lab.open().session(capture="all", max_tokens=64, to=sys.argv[1])
-session.feed([1, 2])
-os.truncate(sys.argv[1], 50000)
-try:
-    session.feed([3])
-except lab.ColibriError as error:
-    print(type(error).__name__, error)
-"""
-    done = python(code, tmp_path / "run")
-    assert done.returncode == 0 and done.stdout.startswith("FileError the file that holds the tape could not take rows")
-
-
-def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
-    code = """
-import resource, sys, colibri_lab as lab
-model = lab.open()
-resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
-try:
-    model.session(capture="all", max_tokens=64, to=sys.argv[1])
-except lab.FileError as error:
-    print(error)
-"""
-    done = python(code, tmp_path / "run")
-    assert "cannot record into" in done.stdout and "File too large" in done.stdout, done.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_broken_recordings_are_refused_by_name(model: lab.Model, tmp_path: Path) -> None:
-    file = tmp_path / "run"
-    session = model.session(capture="routing", max_tokens=8, to=file)
-    session.feed([1, 2])
-    whole = file.read_bytes()
-    start = len(header_of(file))
-
-    def place(name: str) -> int:
-        found = re.search(rb'"%s":\{[^}]*"data_offsets":\[ *(\d+)' % name.encode(), whole)
-        assert found
-        return start + int(found[1])
-
-    for name, offset, value, sentence in (
-        ("tokens.passes", 8, 7, "passes"),  # the pass ends where nothing is: it is left out, and the rows are cut
-        ("tokens.passes", 0, 1, "must follow one another"),
-        ("tokens.text_offsets", 8, -1, "rising"),
-        ("layers.0.moe.expert_ids", 0, 99, "outside 0 to"),
-    ):
-        broken = bytearray(whole)
-        broken[place(name) + offset :][:1] = b""
-        at = place(name) + offset
-        broken[at : at + 4] = int(value).to_bytes(4, "little", signed=True)
-        (tmp_path / "broken").write_bytes(broken)
-        if name == "tokens.passes" and value == 7:
-            assert lab.load_trace(tmp_path / "broken").ids == []
-            continue
-        with pytest.raises(FormatError, match=sentence):
-            lab.load_trace(tmp_path / "broken")
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -289,6 +289,15 @@ class TestRefused:
             assert len(trace.ids) == 3
 
 
+    @pytest.mark.parametrize("shape", [[0, 1 << 62], [(1 << 64) - 1, 0], [1] * 65 + [0]])
+    def test_a_shape_that_no_array_can_have_is_refused(self, tmp_path: Path, shape: list[int]) -> None:
+        """The safetensors library takes them, since they need no bytes."""
+        synthetic_trace(1, 3, 2, 3, hidden=2).save(tmp_path / "t")
+        rewrite(tmp_path / "t", lambda h: h.update(odd={"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}))
+        with pytest.raises(FormatError, match="'odd' has a shape that makes no sense"):
+            load_trace(tmp_path / "t")
+
+
 class TestOddTargetsAndNames:
     def test_a_meta_value_may_hold_a_path_that_is_not_utf8(self, trace: Trace, tmp_path: Path) -> None:
         odd = Trace(dict(trace), ids=trace.ids, texts=trace.texts, meta={**trace.meta, "from": "/m\udcff"})

@@ -42,16 +42,18 @@ def arrays(source: Source) -> dict[str, NDArray[Any]]:
 
 def members(source: Source, suffix: str) -> dict[str, bytes]:
     """The members of a zip archive whose names end in `suffix`."""
-    out = {}
     try:
         with zipfile.ZipFile(source.path) as archive:
-            for info in archive.infolist():
-                if info.filename.endswith(suffix):
-                    if info.compress_size > source.size:
-                        source.refuse(f"'{info.filename}' claims {info.compress_size} bytes of {source.size}")
-                    if info.file_size > _PACKED * (info.compress_size + 4096):
-                        source.refuse(f"'{info.filename}' claims {info.file_size} bytes out of {info.compress_size}")
-                    out[info.filename] = archive.read(info)
+            wanted = [info for info in archive.infolist() if info.filename.endswith(suffix)]
+            for info in wanted:
+                if info.compress_size > source.size:
+                    source.refuse(f"'{info.filename}' claims {info.compress_size} bytes of {source.size}")
+                if info.file_size > _PACKED * (info.compress_size + 4096):
+                    source.refuse(f"'{info.filename}' claims {info.file_size} bytes out of {info.compress_size}")
+            whole = sum(info.file_size for info in wanted)
+            if whole > _PACKED * (source.size + 4096):
+                source.refuse(f"its {len(wanted)} members claim {whole} bytes out of {source.size}")
+            out = {info.filename: archive.read(info) for info in wanted}
     except FormatError:
         raise
     except BAD_ZIP as error:
@@ -83,4 +85,7 @@ def _read(source: Source, data: memoryview, what: str) -> NDArray[Any]:
     if need != have:
         source.refuse(f"{what} of shape {shape} needs {need} bytes and has {have}: cut short or damaged")
     flat = np.frombuffer(data, dtype, offset=begin + length)
-    return flat.reshape(shape, order="F" if found[2] == "True" else "C")
+    try:
+        return flat.reshape(shape, order="F" if found[2] == "True" else "C")
+    except (ValueError, OverflowError):  # more axes, or a longer one beside an empty one, than NumPy has
+        source.refuse(f"{what} has a shape that makes no sense: {found[3]:.60}")

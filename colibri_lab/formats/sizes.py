@@ -221,7 +221,9 @@ def _moe_layers(fields: Mapping[str, Any]) -> tuple[int, ...] | None:
     if isinstance(kinds, list | tuple) and len(kinds) == total:
         found = [n for n, kind in enumerate(kinds) if kind in ("sparse", "moe")]
     elif "decoder_sparse_step" in fields or "mlp_only_layers" in fields:
-        step, dense = number("decoder_sparse_step", 1), set(fields.get("mlp_only_layers") or ())
+        step, dense = number("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
+        if not isinstance(dense, list | tuple) or not all(is_whole(layer) for layer in dense):
+            raise ArgumentError(f"config= has mlp_only_layers = {dense!r:.60}: no layer numbers; give layers=")
         found = [n for n in every if step > 0 and (n + 1) % step == 0 and n not in dense]
     elif "first_k_dense_replace" in fields:
         first, step = number("first_k_dense_replace", 0), number("moe_layer_freq", 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from colibri_lab.errors import ArgumentError, nearest
-from colibri_lab.trace import _CAPTURE as LEVELS
+from colibri_lab.trace import CAPTURE_LEVELS
 
 __all__ = ["wanted"]
 
@@ -47,7 +47,7 @@ def wanted(capture: Any, paths: Iterable[str], num_experts: int) -> tuple[list[s
 
 def _keeps(pattern: str, path: str, num_experts: int) -> bool:
     kind = _LAYER.sub("layers.{l}.", path)
-    level = LEVELS[kind]
+    level = CAPTURE_LEVELS[kind]
     if pattern in _ORDER:
         own = "all" if level == "none" else level
         return own in _ORDER[: _ORDER.index(pattern) + 1]

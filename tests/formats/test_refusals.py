@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -363,3 +364,50 @@ def test_a_dump_reads_no_file_that_is_not_beside_it(tmp_path: Path) -> None:
     tree.write_text(text)
     with pytest.raises(lab.FormatError, match=r"names the file '\.\./.*', which is not beside the tree"):
         lab.load_trace(tree)
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").write_bytes(b"0" * 64)
+
+    def closed(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", closed)
+    for format in (None, "colibri", "vllm"):
+        with pytest.raises(lab.FileError, match=r"cannot read .*closed: Permission denied"):
+            lab.load_trace(tmp_path / "closed", format)
+
+
+@pytest.mark.parametrize("shape", ["0, 99999999999999999999", f"0, {1 << 62}, {1 << 62}", "1," * 70])
+def test_a_shape_that_no_array_can_have_is_refused(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
+    data = b"" if shape.startswith("0") else b"\0" * 4
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + data)
+    with pytest.raises(lab.FormatError, match="shape that makes no sense"):
+        lab.load_trace(tmp_path / "x.npy", config=CONFIG)
+
+
+def test_an_archive_of_many_members_that_are_small_until_unpacked_is_refused(tmp_path: Path) -> None:
+    """No member alone is out of proportion; together they would fill the memory."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(64):
+            archive.writestr(f"{number}.npy", bytes(1 << 20))
+    with pytest.raises(lab.FormatError, match="claim 67108864 bytes out of"):
+        lab.load_trace(tmp_path / "x.npz", config=CONFIG)
+
+
+@pytest.mark.parametrize("dense", [7, [[0]], "0", {"0": 1}])
+def test_dense_layers_of_a_config_that_are_no_list_are_asked_for(tmp_path: Path, dense: Any) -> None:
+    np.save(tmp_path / "x.npy", ROUTES)
+    config = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": dense}
+    with pytest.raises(lab.ArgumentError, match=r"mlp_only_layers.*give layers="):
+        lab.load_trace(tmp_path / "x.npy", config=config)
+
+
+@pytest.mark.parametrize("there", ["pipe", "zero"])
+def test_a_config_that_is_a_pipe_or_device_is_refused(tmp_path: Path, there: str) -> None:
+    np.save(tmp_path / "x.npy", ROUTES)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(lab.FormatError, match="no regular file"):
+        lab.load_trace(tmp_path / "x.npy", config=tmp_path / there)
