@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from colibri_lab.trace import Trace
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -20,6 +22,7 @@ def header_of(path: Path) -> bytes:
 
 
 def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
@@ -28,3 +31,12 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 def raw(array: Any) -> bytes:
     """The bytes of an array, row by row."""
     return np.ascontiguousarray(array).tobytes()
+
+
+def assert_same(a: Trace, b: Trace) -> None:
+    """Both are the same object to a reader: tokens, meta, and every array by its bytes."""
+    assert (a.ids, a.texts, a.meta) == (b.ids, b.texts, b.meta)
+    assert set(a) == set(b)
+    for path in a:
+        assert (a[path].dtype, a[path].shape) == (b[path].dtype, b[path].shape), path
+        assert raw(a[path]) == raw(b[path]), path
