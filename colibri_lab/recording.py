@@ -187,7 +187,7 @@ class RecordedSession(core.Session):
         self._check_process()
         self.sync()  # what an interrupt kept back; rows that the header still shows must not be written over
         if 0 < n <= self.max_tokens - self.length:  # else the engine refuses
-            self._file.reserve(self.length + n, self.max_tokens)
+            self._file.check_room(self.length, self.length + n)
 
     def _keep(self, n_tokens: int, act: Callable[[], None]) -> None:
         """Something that abandons rows: here, or, when views hold them, in a new file."""
@@ -205,7 +205,7 @@ class RecordedSession(core.Session):
         assert owner is not None
         old, file = self._file, self._make_file(owner)
         try:
-            file.reserve(n_tokens, self.max_tokens)
+            file.check_room(0, n_tokens)
             self.map(file.descriptor, file.data_start, n_tokens)
         except BaseException:
             file.close()

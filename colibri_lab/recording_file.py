@@ -30,7 +30,6 @@ __all__ = ["Column", "RecordingFile", "free_bytes", "target_of"]
 
 PAGE = 4096
 PATIENCE = 0.5  # seconds that a header waits for those who have the file open
-STEP = 1 << 26  # bytes of disk that are reserved at a time, where a pass needs less
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ class RecordingFile:
         self._template = self._header_template(metadata)
         self._published: tuple[int, int, dict[str, int]] | None = None
         self._patience = PATIENCE
-        self._reserved = 0  # tokens
         text = self._header(0, 0, {})
         unit = max(PAGE, mmap.PAGESIZE)
         self.data_start = (8 + len(text) + unit - 1) // unit * unit
@@ -177,46 +175,30 @@ class RecordingFile:
             while done < len(data):
                 done += os.pwrite(self.descriptor, data[done:], self.data_start + place + done)
 
-    def reserve(self, n_tokens: int, max_tokens: int) -> None:
-        """Makes sure that the disk has room for the rows of the first n_tokens tokens, so that no write can fail.
+    def check_room(self, start: int, stop: int) -> None:
+        """Before rows of the tokens [start, stop) are written: raises FileError, with the bytes, when the disk has no
+        room for them; what is there stays.
 
-        Raises FileError with the bytes when it has not; what is there stays.
+        Nothing is allocated ahead: the system would have to convert each reserved page when it is written, which
+        makes a recording a third slower. Should another program take the room in between, the engine says so.
         """
-        if n_tokens <= self._reserved:
-            return
-        left = free_bytes(self.target.parent)
-        each = max(1, self._bytes_of(0, max_tokens) // max_tokens)
-        stop = min(max_tokens, max(n_tokens, self._reserved + STEP // each))
-        if self._bytes_of(self._reserved, stop) > left:
-            stop = n_tokens
-        need = self._bytes_of(self._reserved, stop)
-        more = stop - self._reserved
-        try:
-            if need > left:
-                raise OSError("No space left on device")
-            for place, length in self._pieces(self._reserved, stop):
-                os.posix_fallocate(self.descriptor, self.data_start + place, length)
-        except OSError as error:
+        need, left = self._bytes_of(start, stop), free_bytes(self.target.parent)
+        if need > left:
+            more = stop - start
             raise FileError(
                 f"cannot record {more} more token{'s' * (more > 1)} into {self.target}: they need {need} bytes of disk "
-                f"and {left} are left ({error.strerror or error}); what is recorded stays"
-            ) from error
-        self._reserved = stop
-
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """(place, bytes) of the rows of the tokens [start, stop), at most."""
-        for column in self.columns:
-            if not column.grows:  # (heads, tokens, tokens): some lines of each head
-                line = column.row_bytes // column.row[0]
-                for head in range(column.n_rows):
-                    yield column.place + head * column.row_bytes + start * line, (stop - start) * line
-                continue
-            first, last = start * column.per_token, stop * column.per_token + (column.grows == "fences")
-            if last > first:
-                yield column.place + first * column.row_bytes, (last - first) * column.row_bytes
+                f"and {left} are left; what is recorded stays"
+            )
 
     def _bytes_of(self, start: int, stop: int) -> int:
-        return sum(length for _, length in self._pieces(start, stop))
+        """Of the rows of the tokens [start, stop), at most."""
+        total = 0
+        for column in self.columns:
+            if column.grows:
+                total += ((stop - start) * column.per_token + (column.grows == "fences")) * column.row_bytes
+            else:  # (heads, tokens, tokens): some lines of each head
+                total += column.n_rows * (stop - start) * (column.row_bytes // column.row[0])
+        return total
 
     # ---- its name ----
 

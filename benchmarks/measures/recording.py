@@ -4,7 +4,7 @@ A model computes more slowly than a disk writes, so a run says little about writ
 
     run       TOKENS tokens in passes of CHUNK with `to=`, then fsync: bytes of the tape over the seconds from the
               first pass until all is on the disk. The same run in memory beside it tells what recording adds.
-    writing   the rows of that run into a recording anew, by the engine itself: disk is reserved, the rows are copied
+    writing   the rows of that run into a recording anew, by the engine itself: the rows are copied
               into the mapped file, header and tokens are written, the file takes its name, fsync. Nothing is
               computed, so the disk is the limit; 80 % of it or more is what is asked for.
 
