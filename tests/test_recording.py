@@ -153,7 +153,7 @@ def test_J1_a_process_killed_at_any_moment_leaves_its_closed_passes(
             rows = len(trace.passes) if path.endswith(".offsets") else n * k if ".dispatch." in path else n
             assert raw(trace[path]) == raw(whole[path][:rows]), (file, path)
             assert path in names or path.endswith("moe.output"), path
-    assert len({said for _, said in lines}) > 5  # they were killed at different moments
+    assert len({said for _, said in lines}) > 2  # they were killed at different moments
 
 
 def test_a_header_of_old_and_new_pages_is_sound(model: lab.Model, tmp_path: Path) -> None:
