@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from colibri_lab.difference.pair import Pair
 from colibri_lab.difference.result import Flip, Tolerance
 
-__all__ = ["Past", "coarse_scores", "flipped", "flips_of_layer", "with_consequences"]
+__all__ = ["Past", "coarse_scores", "flipped", "flips_of_layer", "unrecorded", "with_consequences"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,29 @@ def flipped(pair: Pair, layer: int) -> NDArray[np.int64]:
     if routing is None:
         return np.empty(0, np.int64)
     a, b = routing
-    recorded = (a >= 0).any(axis=1) & (b >= 0).any(axis=1)
-    return np.flatnonzero((a != b).any(axis=1) & recorded)
+    return np.flatnonzero((a != b).any(axis=1) & ~_one_sided(a, b))
+
+
+def unrecorded(pair: Pair) -> str:
+    """A sentence on the tokens whose experts one side alone recorded; else ""."""
+    found = []
+    for layer in pair.a.moe_layers:
+        routing = pair.routing(layer)
+        missing = 0 if routing is None else int(_one_sided(*routing).sum())
+        if missing:
+            found.append((layer, missing))
+    if not found:
+        return ""
+    layer, missing = max(found, key=lambda each: each[1])
+    return (
+        f"One run did not record the experts of {missing} token{'s' * (missing != 1)} in layer {layer}"
+        f"{f', and of some in {len(found) - 1} more' if len(found) > 1 else ''}; these were not compared."
+    )
+
+
+def _one_sided(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
+    """(T,) which tokens have experts on one side only."""
+    return np.asarray((a >= 0).any(axis=1) != (b >= 0).any(axis=1))
 
 
 def with_consequences(flips: list[Flip], pair: Pair) -> tuple[Flip, ...]:
@@ -198,13 +219,20 @@ def _flip(
     if np.isfinite(slope):
         tau = min(tau, slope * _steepest([s[out + into] for s in (a, b) if s is not None]))
     margin = _margin(a, len(ids_a)) if a is not None else np.nan
-    swap = f"{_experts(into)} for {_experts(out)}" if out and into else f"{len(ids_b)} experts for {len(ids_a)}"
+    many_a, many_b = len(set(ids_a)), len(set(ids_b))
+    swap = (
+        f"{_experts(into)} for {_experts(out)}"
+        if out and into
+        else f"{many_b} expert{'s' * (many_b != 1)} for {many_a}"
+    )
     verdict: Literal["tie", "defect", "downstream"]
     known = [s for s in (a, b) if s is not None]
     both_nan = len(known) == 2 and all(np.isnan(s).any() for s in known)
     gaps = [gap for gap in (gap_a, gap_b) if not np.isnan(gap)]
     if past.explained or past.left:
         verdict, cause = "downstream", f"{swap}: {past.words}"
+    elif many_a != many_b:
+        verdict, cause = "defect", f"{swap}: A chose {many_a}, B {many_b}; no tie of scores explains that."
     elif both_nan:
         verdict, cause = "tie", f"{swap}: the scores of this token hold NaN in both runs, so its ids mean nothing."
     elif gaps and out and into and max(gaps) <= 2 * tau and not shift > tau:

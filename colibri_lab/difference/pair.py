@@ -71,9 +71,9 @@ class Pair:
 
     def tap(self, path: str) -> Tap:
         """The tap of a path. Raises TapError when it is not among those that both have."""
-        tap = parse(path)
+        tap = parse(path) if isinstance(path, str) else None
         if tap is None or tap.path not in self._by_path:
-            raise TapError(f"'{path}' is not in both runs{nearest(path, self._by_path)}")
+            raise TapError(f"'{path}' is not in both runs{nearest(str(path), self._by_path)}")
         return self._by_path[tap.path]
 
     # ---- rows ----
@@ -94,6 +94,8 @@ class Pair:
         part = path.split(".")[4] if tap.of_experts and ".experts." in path else "*"
         tokens, experts, at_a, at_b = self._rows_of(tap)
         if part != "*":
+            if int(part) >= self.a.num_experts:
+                raise TapError(f"there is no expert {int(part)}; this layer has 0 to {self.a.num_experts - 1}")
             mine = experts == int(part)
             tokens, experts, at_a, at_b = tokens[mine], experts[mine], at_a[mine], at_b[mine]
         a, b = self._read(tap, "a", at_a), self._read(tap, "b", at_b)
@@ -131,7 +133,8 @@ class Pair:
         path = f"layers.{layer}.moe.expert_ids"
         if path not in self._by_path:
             return None
-        a, b = (np.sort(trace[path][: self.n].astype(np.int64), axis=1) for trace in (self.a, self.b))
+        rows = slice(0, self.n)
+        a, b = (self._chosen(trace, path, rows).astype(np.int64, copy=False) for trace in (self.a, self.b))
         return a, b
 
     def as_probabilities(self, path: str) -> str:
@@ -157,7 +160,12 @@ class Pair:
             n += 1
         unknown = [name for name, ids in (("A", ids_a), ("B", ids_b)) if any(i < 0 for i in ids[:n])]
         if unknown:
-            self.notes.append(f"{' and '.join(unknown)} holds no token ids; its rows are matched by their number.")
+            hold = f"{' and '.join(unknown)} hold{'s' * (len(unknown) == 1)}"
+            self.notes.append(f"{hold} no token ids; rows are matched by their number.")
+        empty = [name for name, ids in (("A", ids_a), ("B", ids_b)) if not ids]
+        if empty:
+            hold = f"{' and '.join(empty)} hold{'s' * (len(empty) == 1)}"
+            raise ArgumentError(f"{hold} no token, so there is nothing to compare")
         if n == len(ids_a) == len(ids_b):
             return n
         seen = _where_they_part(ids_a, ids_b, n)
@@ -180,6 +188,8 @@ class Pair:
                 common.append(tap)
             elif tap.kind == "attn.weights" and one[0] == other[0]:
                 common.append(tap)  # keys beyond the common prefix are left out
+            elif tap.kind == "moe.expert_ids":
+                common.append(tap)  # sets of another size
             else:
                 odd.append(f"{path} ({_shown(one)} and {_shown(other)} per row)")
         if odd:
@@ -270,17 +280,23 @@ class Pair:
             return np.moveaxis(array[:, _span(rows), : self.n], 1, 0)
         taken = array[_span(rows)]
         ids_path = f"layers.{tap.layer}.moe.expert_ids"
-        if tap.kind == "moe.gates" and ids_path in trace:  # by expert number, whatever the order of the slots
+        if tap.kind == "moe.gates" and ids_path in self._by_path:  # by expert number, whatever the order of the slots
             order = np.argsort(trace[ids_path][_span(rows)], axis=1, kind="stable")
             taken = np.take_along_axis(taken, order, axis=1)
         elif tap.kind == "moe.expert_ids":
-            taken = np.sort(taken, axis=1)
+            taken = self._chosen(trace, tap.stored, _span(rows))
         elif self._probabilities.get(tap.path, side) != side:
             taken = _softmax(taken)
         elif tap.kind == "logits" and self._normalised:
             wide = taken.astype(np.float64)
             taken = wide - _log_sum_exp(wide)
         return taken
+
+    def _chosen(self, trace: Trace, path: str, rows: slice | Ints) -> Array:
+        """Expert ids in ascending order, as many columns as the run with more of them has: −1 first."""
+        slots = max(self.a[path].shape[1], self.b[path].shape[1])
+        ids = trace[path][rows].astype(np.int64)
+        return np.sort(np.pad(ids, ((0, 0), (0, slots - ids.shape[1])), constant_values=-1), axis=1)
 
     def _width(self, tap: Tap) -> int:
         array = self.a[tap.stored]

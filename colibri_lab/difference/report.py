@@ -21,25 +21,35 @@ _FLIPS = 10  # listed in a report
 
 def summary(diff: Diff) -> str:
     """One sentence: the verdict, the place and the size."""
-    first, tokens = diff.first_divergence, f"{diff.n_tokens} token{'s' * (diff.n_tokens != 1)}"
+    first, tokens, part = diff.first_divergence, f"{diff.n_tokens} token{'s' * (diff.n_tokens != 1)}", _part(diff)
     if diff.verdict == "identical":
         bits = all(state in ("same bits", "same") for state in diff.table["state"])
         how = "the same bits everywhere" if bits else "within tolerance everywhere, the same experts"
-        return f"A and B agree: {how}, over {tokens} and {len(diff.table)} taps."
+        return f"A and B agree: {how}, over {tokens} and {len(diff.table)} taps.{part}"
     if diff.verdict == "tie" or first is None:
         ties = [flip for flip in diff.flips if flip.verdict == "tie"]
         count = f"{len(ties)} near-tie{'s' * (len(ties) != 1)}"
         start = min(ties, key=lambda flip: (flip.layer, flip.token))
         return (
             f"A and B differ only by {count} between experts that score alike (first: layer {start.layer}, token "
-            f"{start.token}{_text(diff, start.token)}); either choice is right."
+            f"{start.token}{_text(diff, start.token)}); either choice is right.{part}"
         )
     what = f"{first.path}, token {first.token}{_text(diff, first.token)}"
     if first.expert is not None:
         what += f", expert {first.expert}"
+    of_ids = first.path.endswith(".expert_ids")
+    share = f"for {100 * first.error:.3g} % of the tokens" if of_ids else f"by {first.error:.2g}"
     if diff.verdict == "downstream":
-        return f"B leaves A at {what}, by {first.error:.2g}, as a consequence: {first.cause}"
-    return f"B leaves A at {what}, by {first.error:.2g} of the largest value."
+        return f"B leaves A at {what}, {share}, as a consequence: {first.cause}"
+    return f"B leaves A at {what}, {share}{'' if of_ids else ' of the largest value'}."
+
+
+def _part(diff: Diff) -> str:
+    """What of the runs was compared, when it is not all of both."""
+    a, b = len(diff.a.ids), len(diff.b.ids)
+    if diff.n_tokens == max(a, b):
+        return ""
+    return f" Only their common beginning was compared: {diff.n_tokens} of {a} tokens of A and {b} of B."
 
 
 def report(diff: Diff) -> str:
@@ -176,15 +186,16 @@ def _flip(diff: Diff, flip: Flip) -> str:
 def _prediction(diff: Diff) -> str:
     found = diff.prediction
     assert found is not None
-    count = len(found.kl)
-    known = found.kl[~np.isnan(found.kl)]
-    lines = [f"Prediction: the top token agrees at {int(found.same_top.sum())} of {count} positions."]
+    count, fine = len(found.kl), ~np.isnan(found.kl)
+    known = found.kl[fine]
+    lines = [f"Prediction: the top token agrees at {int(found.same_top[fine].sum())} of {len(known)} positions."]
     if len(known):
         worst = int(np.nanargmax(found.kl))
         token = int(found.positions[worst])
         lines.append(
             f"KL(A‖B) is {float(known.mean()):.2g} nats on average and {float(known.max()):.2g} at most, after token "
-            f"{token}{_text(diff, token)}; {float(found.agreement.mean()):.0%} of A's five likeliest are among B's."
+            f"{token}{_text(diff, token)}; {float(found.agreement[fine].mean()):.0%} of A's five likeliest are among "
+            "B's."
         )
     if len(known) < count:
         lines.append(f"{count - len(known)} positions hold NaN and have no distribution.")

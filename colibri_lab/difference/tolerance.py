@@ -26,6 +26,7 @@ then 1.9, 2.8, 4.2, 3.4, and 3.2 in layer 11.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def resolve(given: float | Tolerance | None, pair: Pair) -> Tolerance:
         return declared(pair)
     if isinstance(given, Tolerance):
         return given
-    if not (is_number(given) and 0 <= given < np.inf):
+    if not (is_number(given) and 0 <= given <= sys.float_info.max):
         raise ArgumentError(
             f"a tolerance is a number of at least 0 (a share of a tap's largest value), a Tolerance of lab.tolerance() "
             f"or None, not {given!r:.80}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from colibri_lab.difference.causes import why
 from colibri_lab.difference.edits import OwnChange, own_changes
 from colibri_lab.difference.errors_of import TapError, tap_error
-from colibri_lab.difference.flips import Past, coarse_scores, flipped, flips_of_layer, with_consequences
+from colibri_lab.difference.flips import Past, coarse_scores, flipped, flips_of_layer, unrecorded, with_consequences
 from colibri_lab.difference.pair import Pair, trace_from
 from colibri_lab.difference.prediction import predict
 from colibri_lab.difference.reach import Reach
@@ -57,8 +57,12 @@ def diff(
     Raises ArgumentError when the two share no first token or no tap, or when an argument is none; what `load_trace`
     raises for a file.
     """
-    if names is not None and not (len(names) == 2 and all(isinstance(name, str) for name in names)):
+    if names is not None and not (
+        isinstance(names, tuple | list) and len(names) == 2 and all(isinstance(name, str) for name in names)
+    ):
         raise ArgumentError(f"names are two texts, of A and of B, not {names!r:.80}")
+    if not (model is None or isinstance(model, str | PathLike) or hasattr(model, "config")):
+        raise ArgumentError(f"model is an open model (lab.open) or a path, not {model!r:.80}")
     trace_a, trace_b = trace_from(a), trace_from(b)
     pair = Pair(trace_a, trace_b)
     allowed = resolve(tolerance, pair)
@@ -72,7 +76,7 @@ def diff(
     return Diff(
         a=trace_a,
         b=trace_b,
-        names=names or (_name(a, trace_a), _name(b, trace_b)),
+        names=(names[0], names[1]) if names else (_name(a, trace_a), _name(b, trace_b)),
         n_tokens=pair.n,
         tolerance=allowed,
         verdict=run.verdict(),
@@ -81,7 +85,7 @@ def diff(
         table=np.array(run.table, TABLE),
         diagnosis=diagnosis,
         prediction=predict(pair),
-        notes=tuple(filter(None, (*pair.notes, coarse_scores(pair, allowed)))),
+        notes=tuple(filter(None, (*pair.notes, unrecorded(pair), coarse_scores(pair, allowed)))),
     )
 
 
