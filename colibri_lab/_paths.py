@@ -33,7 +33,9 @@ def matcher(pattern: str) -> re.Pattern[str]:
     """`*` stands for any run of characters, as in `capture`; everything else is itself. Raises TapError for no text."""
     if not isinstance(pattern, str):
         raise TapError(f"a pattern of tap paths is a text such as 'layers.*.moe.gates'; this is {pattern!r:.80}")
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))))
+    first, *rest = map(re.escape, pattern.split("*"))
+    middle = (f"(?>.*?{part})" for part in rest[:-1])  # found once, at the first place: never tried again elsewhere
+    return re.compile(first + "".join(middle) + "".join(f".*{part}" for part in rest[-1:]))
 
 
 class TapTable:

@@ -308,3 +308,15 @@ def test_routes_that_do_not_say_their_arithmetic_say_what_is_assumed():
     said = changed(a, arithmetic="bfloat16")
     d = lab.diff(said, said)
     assert not d.notes and "bfloat16" in d.tolerance.words and d.tolerance.relative > 0.01
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+def test_logits_of_a_recording_that_does_not_say_its_layers_are_compared(model, with_model):
+    """A KL base opened without config= has num_hidden_layers 0: there is no layer before its norm."""
+    ids = [3, 1, 4, 1]
+    logits = np.random.default_rng(0).normal(size=(4, model.config.vocab_size)).astype(np.float32)
+    meta = {"producer": "x", "producer_version": "1", "model_type": "unknown", "gate_rule": "unknown"}
+    meta |= {"num_hidden_layers": 0, "moe_layers": [], "num_experts": 0, "top_k": 0, "passes": [[0, 4]], "edits": []}
+    a, b = (Trace({"logits": logits * scale}, ids=ids, texts=[], meta=meta) for scale in (1.0, 1.5))
+    diff = lab.diff(a, b, model=model if with_model else None)
+    assert diff.first_divergence is not None and diff.first_divergence.path == "logits"

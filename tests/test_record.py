@@ -198,3 +198,24 @@ def test_a_capture_that_names_nothing_is_refused(capture: object, sentence: str)
     with pytest.raises(lab.ArgumentError) as caught:
         wanted(capture, ["logits", "layers.0.moe.gates"], 8)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("capture", ["*" * 60 + "x", "*a" * 40 + "x"])
+def test_a_pattern_of_many_stars_is_answered_at_once(capture: str) -> None:
+    """Each star is tried at one place; trying all would outlive the person who waits."""
+    code = f"from colibri_lab.record._plan import wanted\nwanted({capture!r}, ['layers.0.moe.dispatch.hidden'], 64)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "names no tap of this model" in done.stderr
+
+
+def test_stars_stand_for_any_run_of_characters() -> None:
+    paths = ["logits", "layers.0.output", "layers.0.moe.output", "layers.10.moe.output"]
+    for capture, kept in (
+        ("*", paths), ("layers.*.output", paths[1:]), ("*0*.moe.*", paths[2:]), ("l*o*t*t", paths[1:]),
+        ("**output", paths[1:]), ("logits*", paths[:1]), ("*0.output", paths[1:2]), ("layers.*.moe.*.*", []),
+    ):  # fmt: skip
+        if kept:
+            assert wanted(capture, paths, 4)[1] == set(kept), capture
+        else:
+            with pytest.raises(lab.ArgumentError):
+                wanted(capture, paths, 4)

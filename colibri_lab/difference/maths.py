@@ -231,6 +231,8 @@ class Replay:
         if path == "embed":
             return cast(F64, self._need("embed")[np.asarray(self.given.trace.ids)[self.rows]])
         if path == "norm":
+            if not self.given.trace.layers:
+                raise Missing("needs the layers, which the recording does not say: open it with config=")
             return self._norm("norm", self.get(f"layers.{len(self.given.trace.layers) - 1}.output"))
         if path == "logits":
             return self._linear("lm_head", self.get("norm"))

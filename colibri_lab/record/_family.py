@@ -109,6 +109,16 @@ def _layer(number: int, module: Any, names: dict[Any, str]) -> Layer:
     if missing:
         raise UnsupportedError(f"{names[module]} ({type(module).__name__}) has no {' and no '.join(missing)}")
     moe = hasattr(block, "experts")
+    if not moe and not hasattr(block, "down_proj"):
+        raise UnsupportedError(
+            f"{names[block]} ({type(block).__name__}) has neither experts nor the projections of a dense layer; a "
+            "wrapper around a whole block hides them"
+        )
+    if moe and not (hasattr(block.experts, "gate_up_proj") or hasattr(block.experts, "__len__")):
+        raise UnsupportedError(
+            f"{names[block.experts]} ({type(block.experts).__name__}) is neither a list of experts nor their stacked "
+            "weights; a wrapper around them hides what happens inside"
+        )
     if moe and not hasattr(block, "gate"):
         raise UnsupportedError(f"{names[block]} ({type(block).__name__}) has experts, but no router `gate`")
     return Layer(

@@ -71,7 +71,12 @@ def _rows(values: Any, name: str) -> tuple[list[Array], bool]:
 
 def _host(values: Any) -> Any:
     """A tensor of any device as a NumPy array; everything else as it is."""
-    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    if not hasattr(values, "detach"):
+        return values
+    try:
+        return values.detach().cpu().numpy()
+    except (TypeError, NotImplementedError, RuntimeError) as error:  # sparse, without data, of a dtype of torch alone
+        raise ArgumentError(f"the input is a tensor that cannot be read as rows of numbers: {error!s:.160}") from error
 
 
 def _unpadded(rows: list[Array], masks: list[Array]) -> list[Array]:

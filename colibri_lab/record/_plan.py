@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from colibri_lab._paths import matcher
 from colibri_lab.errors import ArgumentError, nearest
 from colibri_lab.trace import CAPTURE_LEVELS
 
@@ -53,7 +54,7 @@ def _keeps(pattern: str, path: str, num_experts: int) -> bool:
         return own in _ORDER[: _ORDER.index(pattern) + 1]
     if level not in (*_ORDER, "none") and not pattern.endswith(path.rpartition(".")[2]):
         return False
-    shape = re.compile(".*".join(map(re.escape, pattern.split("*"))))
+    shape = matcher(pattern)
     packed = _DISPATCH.fullmatch(path)
     names = [path]
     if packed and packed[2] != "offsets":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from colibri_lab.errors import UnsupportedError
+from colibri_lab.errors import BusyError, UnsupportedError
 from colibri_lab.record._experts import SEEN, BlockRun
 from colibri_lab.record._family import Anatomy, Layer
 from colibri_lab.record._store import Store
@@ -17,6 +17,7 @@ from colibri_lab.trace import EXPERT_TAPS
 __all__ = ["Pass", "sources"]
 
 _ONE_AT_A_TIME = threading.Lock()  # the rotation is a function of the family's module, which all its models share
+_here = threading.local()  # `.records`: whether this thread does
 
 
 def sources(parts: Anatomy) -> dict[str, str]:
@@ -68,7 +69,7 @@ class Pass:
         torch, device = self._torch, _device(self.parts)
         row = torch.tensor([ids], dtype=torch.long, device=device)
         positions = torch.arange(len(ids), dtype=torch.long, device=device)[None]
-        with _ONE_AT_A_TIME, torch.no_grad(), self._installed():
+        with _alone(), torch.no_grad(), self._installed():
             self.parts.model(input_ids=row, position_ids=positions, use_cache=False)
 
     @contextmanager
@@ -240,6 +241,19 @@ class Pass:
         finally:
             for module, original in originals:
                 setattr(module, name, original)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One recording at a time; another thread waits for its turn, and a hook inside this one would wait for ever."""
+    if getattr(_here, "records", False):
+        raise BusyError("a recording runs on this thread already: a hook or progress= of it started another one")
+    with _ONE_AT_A_TIME:
+        _here.records = True
+        try:
+            yield
+        finally:
+            _here.records = False
 
 
 _OPTIONS: dict[str, dict[str, bool]] = {"register_forward_pre_hook": {"with_kwargs": True}, "register_forward_hook": {}}

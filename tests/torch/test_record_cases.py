@@ -473,6 +473,46 @@ def test_a_request_that_cannot_be_met_is_refused_in_one_sentence(hf, mixtral, mo
     assert state(mixtral) == before
 
 
+def test_a_recording_inside_a_recording_is_refused_and_the_outer_one_can_go_on(hf, mixtral):
+    """It would wait for itself."""
+    inner: list[str] = []
+
+    def nested(fraction):
+        with pytest.raises(lab.BusyError, match="runs on this thread already") as caught:
+            lab.record.transformers(build(hf), [1])
+        inner.append(str(caught.value))
+
+    trace = lab.record.transformers(mixtral, [1, 2], progress=nested)
+    assert inner and trace.ids == [1, 2]
+    assert lab.record.transformers(mixtral, [3]).ids == [3]
+
+
+@pytest.mark.parametrize("place", ["mlp", "mlp.experts"])
+def test_a_wrapper_around_a_block_or_its_experts_is_refused_by_name(hf, place):
+    """Its layer is not taken for a dense one."""
+    model = build(hf)
+    layer = model.model.layers[0]
+
+    class Wrapper(hf.torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *args, **kwargs):
+            return self.inner(*args, **kwargs)
+
+    layer.set_submodule(place, Wrapper(layer.get_submodule(place)))
+    with pytest.raises(lab.UnsupportedError, match=rf"model\.layers\.0\.{place} \(Wrapper\).*wrapper around"):
+        lab.record.transformers(model, [1])
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse"])
+def test_a_tensor_without_readable_rows_is_refused(hf, mixtral, kind):
+    ids = hf.torch.tensor([[1, 2]])
+    with pytest.raises(lab.ArgumentError, match="cannot be read as rows of numbers"):
+        lab.record.transformers(mixtral, ids.to("meta") if kind == "meta" else ids.to_sparse())
+
+
 def test_something_that_is_no_language_model_is_refused(hf):
     with pytest.raises(lab.ArgumentError, match="takes a model of transformers or the folder of a checkpoint"):
         lab.record.transformers(hf.torch.nn.Linear(2, 2), [1])
