@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colibri_lab._files import whole_file
+from colibri_lab._files import must_exist, whole_file
 from colibri_lab.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("give two runs, or one checkpoint and --reference transformers")
     if options.tolerance is not None and options.noise is not None:
         raise ArgumentError("--tolerance gives the tolerance and --noise measures it; choose one")
+    if options.model is not None:
+        must_exist(Path(options.model))  # before it is needed: most comparisons never try a fault
     a, b = _two(options) if options.reference is None else _beside_transformers(options)
     tolerance = lab.tolerance(*options.noise) if options.noise is not None else options.tolerance
     found = lab.diff(a, b, tolerance=tolerance, model=options.model)
@@ -88,6 +90,8 @@ def _two(options: argparse.Namespace) -> tuple[Trace | Session, Trace | Session]
     import colibri_lab as lab
 
     traces = [None if _is_checkpoint(path) else lab.load_trace(path) for path in (options.a, options.b)]
+    if None not in traces and _input(options) is not None:
+        raise ArgumentError("both are traces, which hold what they were run on: --text and --ids are for checkpoints")
     ids = next((trace.ids for trace in traces if trace is not None), None)
     sides: list[Trace | Session] = []
     for path, trace in zip((options.a, options.b), traces, strict=True):
@@ -105,7 +109,10 @@ def _run(path: str, x: str | list[int] | None, capture: str) -> Session:
 
     if x is None:
         raise ArgumentError(f"{path} is a checkpoint: say with --text or --ids what to run it on")
-    session = lab.open(path).session(capture=capture)
+    model = lab.open(path)
+    if isinstance(x, str) and model.tokenizer is not None:
+        x = model.tokenizer.encode(x)
+    session = model.session(capture=capture, max_tokens=max(1, len(x)))
     session.feed(x)
     return session
 

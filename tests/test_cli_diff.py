@@ -70,6 +70,8 @@ def test_a_diff_writes_its_view_as_one_file(port: str, tmp_path: Path) -> None:
         ([RECORDED, RECORDED, "--tolerance", "1", "--noise", "a", "b"], "choose one"),
         ([RECORDED, RECORDED, "--tolerance", "-1"], "tolerance"),
         ([RECORDED, "no-such-file"], "no-such-file"),
+        ([RECORDED, RECORDED, "--text", "x"], "both are traces"),
+        ([RECORDED, RECORDED, "--model", "no-such-model"], "no-such-model"),
         ([BUNDLED / "config.json", RECORDED], "config.json"),
     ],
 )
@@ -86,3 +88,14 @@ def test_ids_that_are_none_are_a_wrong_command_line(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as stop:
         run(BUNDLED, BUNDLED, "--ids", "1,x")
     assert stop.value.code == 2 and "whole numbers" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:max_tokens=600")  # this model was made for 512
+def test_a_checkpoint_runs_on_as_many_tokens_as_a_trace_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More than a session holds when nobody says how many."""
+    ids = [token % 2000 + 2 for token in range(600)]
+    session = lab.open().session(capture="routing", max_tokens=len(ids))
+    session.feed(ids)
+    session.trace().save(tmp_path / "long.safetensors")
+    assert run(tmp_path / "long.safetensors", BUNDLED, "--capture", "routing") == 0
+    assert "600 tokens compared" in capsys.readouterr().out
