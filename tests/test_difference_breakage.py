@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from diffs import copied, full_trace, of
+from diffs import TIE, copied, full_trace, of
 
 import colibri_lab as lab
 from colibri_lab.trace import Trace
@@ -99,3 +99,22 @@ def test_arguments_that_are_none_are_refused_by_name(whole, arguments, words):
 def test_values_of_what_is_not_there_are_a_tap_error(whole, path):
     with pytest.raises(lab.TapError):
         lab.diff(whole, whole).values(path)
+
+
+def test_a_tie_says_how_much_it_leaves_unjudged():
+    """What can follow from a tie may differ by any amount; that a fault could hide there is said."""
+    a = full_trace(6, 8, 2, 40, 16)
+    arrays = {path: array for path, array in copied(a).items() if "dispatch" not in path}
+    layer, token = TIE
+    ids = f"layers.{layer}.moe.expert_ids"
+    ranked = np.argsort(-arrays[f"layers.{layer}.moe.scores"][token], kind="stable")
+    other = {**arrays, ids: np.array(arrays[ids]), "layers.4.moe.output": np.array(arrays["layers.4.moe.output"])}
+    other[ids][token] = ranked[[0, 2]]
+    other["layers.4.moe.output"][token + 1] *= 2
+    d = lab.diff(of(a, arrays), of(a, other))
+    assert d.verdict == "tie"
+    assert any("were not judged" in note for note in d.notes), d.notes
+    other["layers.4.moe.output"][token - 1] *= 2
+    d = lab.diff(of(a, arrays), of(a, other))
+    assert d.verdict == "defect" and (d.first_divergence.path, d.first_divergence.token) == ("layers.4.moe.output", 11)
+    assert not any("were not judged" in note for note in d.notes)

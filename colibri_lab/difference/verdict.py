@@ -85,7 +85,7 @@ def diff(
         table=np.array(run.table, TABLE),
         diagnosis=diagnosis,
         prediction=predict(pair),
-        notes=tuple(filter(None, (*pair.notes, unrecorded(pair), coarse_scores(pair, allowed)))),
+        notes=tuple(filter(None, (*pair.notes, unrecorded(pair), coarse_scores(pair, allowed), run.reservation()))),
     )
 
 
@@ -104,6 +104,7 @@ class _Run:
     def __post_init__(self) -> None:
         n = self.pair.n
         self.ties = Reach(n)
+        self.unjudged = self.rows = 0  # rows that a tie can have touched, of all rows that were compared
         self.first_tap = np.full(n, -1)  # index into the table, of each token
         self.worst = np.zeros(n)
         self.worst_tap = np.full(n, -1)
@@ -127,6 +128,15 @@ class _Run:
             return "downstream"
         return "tie" if any(flip.verdict == "tie" for flip in self.flips) else "identical"
 
+    def reservation(self) -> str:
+        """In words: how much a tie leaves open, since whatever follows from it may differ by any amount."""
+        if self.verdict() != "tie" or not self.unjudged:
+            return ""
+        return (
+            f"{100 * self.unjudged / self.rows:.3g} % of the rows can follow from these ties and were not judged: a "
+            "fault that shows in no other row is not seen."
+        )
+
     # ---- values ----
 
     def _values(self, tap: Tap) -> None:
@@ -141,6 +151,8 @@ class _Run:
         token = int(error.tokens[beyond.argmax() if beyond.any() else error.by_row.argmax()]) if len(beyond) else -1
         state = "same bits" if error.same_bits else "beyond" if beyond.any() else "within"
         untouched = ~self.ties.rows[error.tokens]
+        self.unjudged += int((~untouched).sum())
+        self.rows += len(untouched)
         unexplained, drifted = beyond & untouched, ""
         if not unexplained.any():
             drifted = self._drift(tap, error, untouched)
