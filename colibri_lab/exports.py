@@ -39,7 +39,7 @@ def export(trace: Trace, path: str | PathLike[str], format: str) -> None:
     Raises ArgumentError for an unknown format, or a trace that the format cannot hold; NotCapturedError for a trace
     without expert ids or gates; UnsupportedError when pyarrow is missing; FileError when the file cannot be written.
     """
-    if format not in EXPORTS:
+    if not isinstance(format, str) or format not in EXPORTS:
         raise ArgumentError(
             f"there is no export {format!r:.80}{nearest(str(format), EXPORTS)}; exports: {', '.join(EXPORTS)}"
         )
@@ -115,6 +115,10 @@ def _parquet(trace: Trace, path: Path) -> None:
         raise UnsupportedError("Parquet is written by pyarrow: pip install 'colibri-lab[parquet]'") from None
     import json
 
+    try:
+        meta = json.dumps(trace.meta, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"the meta of this trace cannot be written as JSON: {error}") from error
     schema = pyarrow.schema(
         [
             ("token", pyarrow.int64()), ("token_id", pyarrow.int64()), ("text", pyarrow.string()),
@@ -122,7 +126,7 @@ def _parquet(trace: Trace, path: Path) -> None:
             ("expert", pyarrow.int32()), ("gate", pyarrow.float32()), ("score", pyarrow.float32()),
             ("logit", pyarrow.float32()),
         ],
-        metadata={"colibri": json.dumps(trace.meta, ensure_ascii=False)},
+        metadata={"colibri": meta},
     )  # fmt: skip
     with whole_file(path, "the Parquet file") as handle, pyarrow.parquet.ParquetWriter(handle, schema) as writer:
         for columns in _columns(trace):
@@ -143,7 +147,7 @@ def _columns(trace: Trace) -> Iterator[dict[str, tuple[Any, Array | None]]]:
             tokens = np.repeat(np.arange(rows.start, rows.stop), k)
             none = ids.ravel() < 0
             known = token_ids[tokens]
-            texts = np.array(trace.texts[rows], object)
+            texts = np.array([text.encode("utf-8", "backslashreplace").decode() for text in trace.texts[rows]], object)
             yield {
                 "token": (tokens, None),
                 "token_id": (known, known < 0),

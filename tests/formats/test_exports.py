@@ -118,3 +118,15 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(lab.FileError, match="cannot write the array"):
         trace.export(tmp_path / "nowhere" / "t.npy", "vllm")
     assert not list(tmp_path.iterdir())
+
+
+def test_odd_texts_meta_and_formats_are_written_or_refused(tmp_path: Path) -> None:
+    plain = synthetic_trace(1, 3, 2, 3)
+    odd = lab.Trace(dict(plain), ids=plain.ids, texts=["\ud800", "\0", ""], meta={**plain.meta, "from": "/m\udcff"})
+    odd.export(tmp_path / "x.parquet", "parquet")
+    assert (tmp_path / "x.parquet").is_file()
+    closed = lab.Trace(dict(plain), ids=plain.ids, texts=[], meta={**plain.meta, "x": {1, 2}})
+    with pytest.raises(lab.ArgumentError, match="cannot be written as JSON"):
+        closed.export(tmp_path / "y.parquet", "parquet")
+    with pytest.raises(lab.ArgumentError, match="there is no export"):
+        plain.export(tmp_path / "y.parquet", ["parquet"])  # type: ignore[arg-type]
