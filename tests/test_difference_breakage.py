@@ -7,6 +7,7 @@ import pytest
 from diffs import TIE, copied, full_trace, of
 
 import colibri_lab as lab
+from colibri_lab.difference.result import Tolerance
 from colibri_lab.trace import Trace
 
 
@@ -84,6 +85,8 @@ def test_positions_without_a_distribution_are_not_counted_as_agreement(whole):
     ("arguments", "words"),
     [
         ({"tolerance": 10**400}, "a tolerance is a number"),
+        ({"tolerance": Tolerance(-1.0, {}, "")}, "allows -1.0 in general"),
+        ({"tolerance": Tolerance(0.1, {"embed": np.nan}, "")}, "allows nan of embed"),
         ({"names": 5}, "names are two texts"),
         ({"names": "ab"}, "names are two texts"),
         ({"model": 3}, "model is an open model"),

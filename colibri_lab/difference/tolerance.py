@@ -106,6 +106,11 @@ def resolve(given: float | Tolerance | None, pair: Pair) -> Tolerance:
     if given is None:
         return declared(pair)
     if isinstance(given, Tolerance):
+        odd = {path: value for path, value in {"": given.relative, **given.by_tap}.items() if not 0 <= value < np.inf}
+        if odd:
+            path, value = next(iter(odd.items()))
+            where = f"of {path}" if path else "in general"
+            raise ArgumentError(f"this Tolerance allows {value} {where}, which is no number of at least 0")
         return given
     if not (is_number(given) and 0 <= given <= sys.float_info.max):
         raise ArgumentError(
