@@ -56,12 +56,12 @@ _DRIFT = 1.5  # eps
 _GROWTH = {
     "attn.norm": (1, 5), "attn.q": (1.25, 12), "attn.k": (1.25, 12), "attn.v": (1.25, 12), "attn.weights": (1, 20),
     "attn.out": (1, 14),
-    "moe.input": (1, 10), "moe.router_logits": (1, 14), "moe.scores": (1, 14), "moe.gates": (1, 14),
-    "moe.experts.*.input": (1, 10), "moe.experts.*.gate": (1, 14), "moe.experts.*.up": (1, 14),
+    "moe.input": (1, 14), "moe.router_logits": (1, 14), "moe.scores": (1, 14), "moe.gates": (1, 14),
+    "moe.experts.*.input": (1, 14), "moe.experts.*.gate": (1, 14), "moe.experts.*.up": (1, 14),
     "moe.experts.*.hidden": (1.5, 18), "moe.experts.*.output": (1.5, 18),
     "moe.shared.gate": (1, 14), "moe.shared.output": (1.5, 18),
-    "moe.routed": (2, 20), "moe.output": (2, 20),
-    "mlp.input": (1, 10), "mlp.output": (1.5, 18),
+    "moe.routed": (2, 24), "moe.output": (2, 24),
+    "mlp.input": (1, 14), "mlp.output": (1.5, 18),
     "output": (1, 0), "norm": (1, 5), "logits": (1, 14),
 }  # fmt: skip
 
