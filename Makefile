@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
+# Processes that share the tests, file by file.
+WORKERS ?= 2
+
 # An editable install: edits of Python are seen at once, and a change of what is listed here installs (and compiles) again.
 BUILD_INPUTS := pyproject.toml LICENSE $(shell find csrc cpp_bindings -type f 2>/dev/null)
 FILE_LIST    := $(VENV)/files.txt
@@ -33,13 +36,14 @@ test-c: $(CMAKE) ## the C tests, through ctest
 	$(CTEST) --test-dir build-c --output-on-failure
 
 test-python: $(call extra,test)
-	$(BIN)/python -m pytest --ignore=tests/browser --ignore=tests/torch -m "not torch and not browser and not emulated and not soak" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/browser --ignore=tests/torch \
+		-m "not torch and not browser and not emulated and not soak" $(ARGS)
 
 test-browser: $(call extra,test) $(call extra,browser) ## real JupyterLab in a real Chromium (which must be installed)
 	$(BIN)/python -m pytest --ignore=tests/torch -m browser $(ARGS)
 
 test-torch: $(call extra,test) $(call extra,hf) $(VENV)/stamps/older-transformers ## against transformers, old and new (installs PyTorch)
-	$(BIN)/python -m pytest --ignore=tests/browser -m torch $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/browser -m torch $(ARGS)
 
 test-emulated: $(CMAKE) $(call extra,test) ## the same bytes on other CPUs, played by QEMU (qemu-user and an aarch64 compiler must be installed)
 	$(BIN)/python -m pytest --ignore=tests/browser --ignore=tests/torch -m emulated $(ARGS)

@@ -132,7 +132,7 @@ INLINE void pass(float *sums, place to, const int n_x, const int n_w, const floa
 }
 
 /* All m rows of x and some columns of all rows of w. */
-typedef struct block {
+typedef struct product {
     float *out;
     int64_t out_stride, m;
     const float *x;         /* packed, these columns */
@@ -141,10 +141,10 @@ typedef struct block {
     int64_t n;              /* columns */
     colibri_dtype dtype;    /* of w */
     bool begins, ends;
-} block;
+} product;
 
 /* One part of a tile: rows of x from row i on, rows of w from row `first` on, `gap` rows apart. sums are those of the panel. */
-INLINE void tile(const block *b, float *sums, int64_t i, int64_t first, int64_t gap, const int n_x, const int n_w, int part,
+INLINE void tile(const product *b, float *sums, int64_t i, int64_t first, int64_t gap, const int n_x, const int n_w, int part,
                  const colibri_dtype dtype)
 {
     const place to = {b->out + i * b->out_stride + first, b->out_stride, gap};
@@ -153,7 +153,7 @@ INLINE void tile(const block *b, float *sums, int64_t i, int64_t first, int64_t 
     pass(sums + i * n_w * 16, to, n_x, n_w, x, w, gap * b->w_bytes, dtype, b->n, part, b->begins, b->ends);
 }
 
-INLINE void tile_any(const block *b, float *sums, int64_t i, int64_t first, int64_t gap, int n_x, const int n_w, int part,
+INLINE void tile_any(const product *b, float *sums, int64_t i, int64_t first, int64_t gap, int n_x, const int n_w, int part,
                      const colibri_dtype dtype)
 {
     if (n_x == TILE_X)
@@ -168,7 +168,7 @@ INLINE void tile_any(const block *b, float *sums, int64_t i, int64_t first, int6
 
 /* All rows of x with n_rows rows of w, `gap` rows apart, from row `first` on. Meanwhile the panel at `next`, if any, is fetched
  * into the second cache, some of it with every tile. */
-INLINE void panel_as(const block *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next,
+INLINE void panel_as(const product *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next,
                      const colibri_dtype dtype)
 {
     const int64_t bytes = b->n * size_of(dtype);
@@ -187,7 +187,7 @@ INLINE void panel_as(const block *b, float *sums, int64_t first, int64_t n_rows,
         }
 }
 
-ONCE static void panel(const block *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next)
+ONCE static void panel(const product *b, float *sums, int64_t first, int64_t n_rows, int64_t gap, const unsigned char *next)
 {
     if (b->dtype == COLIBRI_F32)
         panel_as(b, sums, first, n_rows, gap, next, COLIBRI_F32);
@@ -199,7 +199,7 @@ ONCE static void panel(const block *b, float *sums, int64_t first, int64_t n_row
 
 /* Few rows of x: memory sets the pace, and gives most when a few streams far apart are read at once. So the rows of w are cut
  * into TILE_W runs, and a tile has one row of each. */
-static void few_rows(const block *b, int64_t first, int64_t last, float *sums)
+static void few_rows(const product *b, int64_t first, int64_t last, float *sums)
 {
     const int64_t run = (last - first) / TILE_W;
     for (int64_t i = 0; i < run; i++)
@@ -208,7 +208,7 @@ static void few_rows(const block *b, int64_t first, int64_t last, float *sums)
 }
 
 /* Rows first .. last of w, in one block of columns or several. The sums of each row have a place of their own. */
-static void many_rows(block *b, int64_t cols, int64_t first, int64_t last, float *sums)
+static void many_rows(product *b, int64_t cols, int64_t first, int64_t last, float *sums)
 {
     const int64_t width = block_cols(b->m, cols), size = size_of(b->dtype), fit = PANEL_BYTES / (width * size) / TILE_W * TILE_W;
     const int64_t n_rows = fit < TILE_W ? TILE_W : fit;
@@ -268,7 +268,7 @@ INLINE void dots(float *out, const int n_w, const float *x, const unsigned char 
 }
 
 /* A single row of x: streams far apart, as in few_rows(). */
-INLINE void single_row(const block *b, int64_t first, int64_t last, const colibri_dtype dtype)
+INLINE void single_row(const product *b, int64_t first, int64_t last, const colibri_dtype dtype)
 {
     const int64_t run = (last - first) / TILE_W1;
     float dot[TILE_W1];
@@ -284,14 +284,14 @@ INLINE void single_row(const block *b, int64_t first, int64_t last, const colibr
 static void matmul(float *out, int64_t out_stride, const float *packed, int64_t m, const matrix *w, const matrix *bias,
                    int64_t first, int64_t last, float *scratch)
 {
-    const block all = {out, out_stride, m, packed, w->data, w->cols * size_of(w->dtype), w->cols, w->dtype, true, true};
+    const product all = {out, out_stride, m, packed, w->data, w->cols * size_of(w->dtype), w->cols, w->dtype, true, true};
     if (m >= BATCH)
         batch_rows(out, out_stride, packed, m, w, first, last, scratch);
     else if (m > 1 && m < FEW)
         few_rows(&all, first, last, scratch);
     else if (m > 1)
         for (int64_t r = first; r < last; r += GROUP) {
-            block group = all;
+            product group = all;
             many_rows(&group, w->cols, r, last - r < GROUP ? last : r + GROUP, scratch);
         }
     else if (w->dtype == COLIBRI_F32)
