@@ -6,6 +6,7 @@ Exit codes as of diff(1): 0 the runs agree (identical, or ties alone), 1 they di
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         must_exist(Path(options.model))  # before it is needed: most comparisons never try a fault
     a, b = _two(options) if options.reference is None else _beside_transformers(options)
     tolerance = lab.tolerance(*options.noise) if options.noise is not None else options.tolerance
-    found = lab.diff(a, b, tolerance=tolerance, model=options.model)
+    found = lab.diff(a, b, tolerance=tolerance, model=options.model, progress=_progress())
     print(found.report(), end="")
     if options.json is not None:
         with whole_file(options.json, "the comparison") as file:
@@ -79,7 +80,7 @@ def _beside_transformers(options: argparse.Namespace) -> tuple[Trace, Session]:
     if not _is_checkpoint(options.a):
         raise ArgumentError(f"--reference runs a checkpoint with transformers; {options.a} is none")
     ours = _run(options.a, _input(options), options.capture)
-    reference = lab.record.transformers(options.a, ours.ids, capture=options.capture)
+    reference = lab.record.transformers(options.a, ours.ids, capture=options.capture, progress=_progress())
     if not isinstance(reference, lab.Trace):
         raise ArgumentError("one text at a time")
     return reference, ours
@@ -89,15 +90,21 @@ def _two(options: argparse.Namespace) -> tuple[Trace | Session, Trace | Session]
     """Both sides; a checkpoint beside a trace runs on the ids of the trace."""
     import colibri_lab as lab
 
-    traces = [None if _is_checkpoint(path) else lab.load_trace(path) for path in (options.a, options.b)]
+    paths = (options.a, options.b)
+    traces = [None if _is_checkpoint(path) else lab.load_trace(path, progress=_progress()) for path in paths]
     if None not in traces and _input(options) is not None:
         raise ArgumentError("both are traces, which hold what they were run on: --text and --ids are for checkpoints")
     ids = next((trace.ids for trace in traces if trace is not None), None)
     sides: list[Trace | Session] = []
-    for path, trace in zip((options.a, options.b), traces, strict=True):
+    for path, trace in zip(paths, traces, strict=True):
         run_on = ids if _input(options) is None else _input(options)
         sides.append(_run(path, run_on, options.capture) if trace is None else trace)
     return sides[0], sides[1]
+
+
+def _progress() -> bool | None:
+    """Bars are for a terminal; in a log they would run into the lines."""
+    return None if sys.stderr.isatty() else False
 
 
 def _input(options: argparse.Namespace) -> str | list[int] | None:
@@ -113,7 +120,7 @@ def _run(path: str, x: str | list[int] | None, capture: str) -> Session:
     if isinstance(x, str) and model.tokenizer is not None:
         x = model.tokenizer.encode(x)
     session = model.session(capture=capture, max_tokens=max(1, len(x)))
-    session.feed(x)
+    session.feed(x, progress=_progress())
     return session
 
 

@@ -36,8 +36,7 @@ TAKERS = READERS | {
     ],
 )  # fmt: skip
 def test_what_names_no_file_is_refused_with_a_sentence(take: Callable[[Any], Any], path: Any, words: str) -> None:
-    """By everything that takes a path. (`lab.open(None)` is the bundled model, a list names the files of one recording.)
-    """
+    """By everything that takes a path. (`lab.open(None)` is the bundled model, a list of paths one recording.)"""
     if (take is lab.open and path is None) or (take is lab.load_trace and isinstance(path, list)):
         return
     with pytest.raises((lab.ArgumentError, lab.FileError), match=words):

@@ -54,9 +54,10 @@ def _part(diff: Diff) -> str:
 
 def report(diff: Diff) -> str:
     """All parts, one below the other."""
+    count = f"{diff.n_tokens} token{'s' * (diff.n_tokens != 1)}"
     parts = [
         f"{diff.verdict.upper()}: {summary(diff)}",
-        f"A  {diff.names[0]}\nB  {diff.names[1]}\n{diff.n_tokens} tokens compared. {diff.tolerance.words}",
+        f"A  {diff.names[0]}\nB  {diff.names[1]}\n{count} compared. {diff.tolerance.words}",
     ]
     if diff.verdict == "defect" and diff.first_divergence is not None:
         parts.append(diff.first_divergence.cause)
@@ -135,7 +136,7 @@ def _map(diff: Diff) -> str:
         start = min(max(0, start), len(layers) - fit)
         shown = layers[start : start + fit]
         left_out = f" (layers {shown[0]} to {shown[-1]} of {len(layers)})"
-    lines = [f"Largest difference ÷ largest value; !beyond tolerance, = same bits, . within{left_out}"]
+    lines = [f"Largest difference ÷ largest value; ! beyond tolerance, = same bits{left_out}"]
     lines += [f"{kind:<{name}}  {_cell(diff, table[-1, kind])}" for kind in BEFORE if (-1, kind) in table]
     if shown:
         lines.append(" " * name + "  " + " ".join(f"{layer:>{_CELL}}" for layer in shown))
@@ -157,7 +158,7 @@ def _cell(diff: Diff, row: Any) -> str:
     if state in ("tie", "flips"):
         return f"{'≈' if state == 'tie' else '↓' if _all_downstream(diff, int(row['layer'])) else '!'}{row['flips']}"
     size = f"{row['max_rel']:.0e}".replace("e-0", "e-").replace("e+0", "e+") if np.isfinite(row["max_rel"]) else "inf"
-    return f"!{size}" if state == "beyond" else f".{size}"
+    return f"!{size}" if state == "beyond" else size
 
 
 def _all_downstream(diff: Diff, layer: int) -> bool:

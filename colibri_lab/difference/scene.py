@@ -74,7 +74,7 @@ class Scene:
             if len(both):
                 errors[expert] = relative(mine[1][i], theirs[1][j])
         top = max(errors.values(), default=0.0)
-        self.all_differing = sorted(e for e, error in errors.items() if error > max(1e-3 * top, 1e-7))
+        self.all_differing = sorted(e for e, error in errors.items() if error > max(1e-3 * min(top, 1.0), 1e-7))
         self.agreeing = sorted(set(errors) - set(self.all_differing))
         return sorted(self.all_differing, key=lambda e: -errors[e])[:_EXPERTS]
 
@@ -150,6 +150,12 @@ class Scene:
     def ending(self, *ends: str) -> list[str]:
         """The points that end so, in the order of the data's way."""
         return [point for point in self.points if point.endswith(ends)]
+
+    @property
+    def arithmetic(self) -> str:
+        """In which number type both runs say that they were computed; "" when they differ or do not say."""
+        said = {str(trace.meta.get("arithmetic", "")) for trace in (self.suspect, self.other)}
+        return said.pop() if len(said) == 1 else ""
 
     def coarse(self) -> str | None:
         """"bfloat16" or "float16" when all values of the suspect are of that type and those of the other are not."""

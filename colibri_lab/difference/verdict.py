@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["diff"]
 
+_CONSTANT = 0.01  # a larger factor between two runs is no slightly different constant: they are other numbers
 _OF_THE_ROUTER = ("moe.router_logits", "moe.scores")
 
 
@@ -171,7 +172,7 @@ class _Run:
             return ""
         drift, numbers = error.drift(rows)
         allowed = self.tolerance.drift_of(tap.path, numbers)
-        if abs(drift) <= allowed:
+        if abs(drift) <= allowed or abs(drift) > _CONSTANT:
             return ""
         return (
             f"As a whole B is A times {1 + drift:.9g}, where roundings explain at most 1 ± {allowed:.1g}: a constant "

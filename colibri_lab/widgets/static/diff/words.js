@@ -68,7 +68,7 @@ export function verdictSentence(view) {
     if (!facts.paths.length) return `${badge} Nothing could be compared.`;
     return `${badge} Both runs say the same. ${same ? `${facts.paths.length === 1 ? "The one compared tap holds" : `All ${all} hold`} <b>the same bits</b>.` : `All ${all} agree ${within}.`} <span class="sub">${closestWords(view)}</span>`;
   }
-  if (facts.verdict === "tie") return `${badge} The runs send <b>${plural(facts.flips.all, "token")}</b> to other experts where two experts score alike; all else that differs follows from that. <span class="sub">Either choice is right; the first is at ${tieWords(view)}.</span>`;
+  if (facts.verdict === "tie") return `${badge} The runs send <b>${plural(facts.flips.all, "token")}</b> to other experts, because two experts score alike or because such a token came before; all else that differs follows from that. <span class="sub">Either choice is right; the first is at ${tieWords(view)}.</span>`;
   return `${badge} What differs is what ${edited(facts)} changed itself: a consequence, not a fault.${likely}`;
 }
 
