@@ -25,6 +25,7 @@ _KNOWN = (
     (b"PK\x03\x04", "a zip archive (PyTorch .bin or .pt files are such pickles; they are never opened here)"),
     (b"\x80", "a Python pickle (never opened here, since loading one runs code)"),
     (b"\x93NUMPY", "a NumPy .npy file"),
+    (b"PAR1", "a Parquet table (traces are written as one for other programs, and not read from it)"),
     (b"\x1f\x8b", "a gzip archive"),
     (b"{", _JSON),
 )

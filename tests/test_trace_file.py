@@ -323,3 +323,10 @@ class TestOddTargetsAndNames:
         with pytest.raises(ArgumentError):
             odd.save(tmp_path / "x")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parquet_table_is_named(tmp_path: Path) -> None:
+    """It is what a trace was exported to, and no trace."""
+    (tmp_path / "run.parquet").write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(FormatError, match="a Parquet table"):
+        load_trace(tmp_path / "run.parquet")
