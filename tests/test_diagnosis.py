@@ -207,3 +207,22 @@ def test_an_order_is_written_as_the_ranges_it_is_made_of() -> None:
     for order in (half, [0, 1, 10, 11, 2, 3], [*range(0, 8, 2), *range(1, 8, 2)], [3, 2, 1, 0], [5], [], [7, 7, 7, 1]):
         assert eval(repr(Order(order))) == tuple(order)
     assert repr(Order(half)) == "(*range(192, 384), *range(0, 192))"
+
+
+def test_nan_and_expert_numbers_get_no_factor_and_no_error_of_a_library() -> None:
+    """What makes no sense to compute is said in a sentence of ours."""
+    import colibri_lab as lab
+    from colibri_lab.testing import synthetic_trace
+    from colibri_lab.trace import Trace
+
+    a = synthetic_trace(layers=3, experts=8, top_k=2, tokens=20, seed=1)
+    for path, change in (("layers.1.moe.input", np.nan), ("layers.1.moe.expert_ids", None)):
+        arrays = {name: a[name].copy() for name in a}
+        if change is None:
+            arrays[path][3] = [6, 7] if set(a[path][3]) != {6, 7} else [0, 1]
+        else:
+            arrays[path][3, 2] = change
+        found = lab.diff(a, Trace(arrays, ids=a.ids, texts=a.texts, meta=a.meta), progress=False).diagnosis
+        assert found is not None and found.fault is None, path
+        told = [found.words, *(attempt.words + attempt.note for attempt in found.attempts)]
+        assert not any("subscript" in text or "times as large" in text for text in told), told

@@ -79,10 +79,15 @@ def diagnose(
     then what needs no weights. `progress` is called with the share done.
     """
     path = starred(divergence.path)
+    if math.isinf(divergence.error):
+        words = "No known fault of a port makes NaN or infinity out of ordinary numbers: look at what this stage read."
+        return Diagnosis(None, words, (), "")
     try:
         scene, clean, side = _sides(pair, divergence, model)
-    except (Missing, KeyError, ValueError) as missing:
-        return Diagnosis(None, f"no fault could be tried: {missing}", (), "")
+    except Missing as missing:
+        return Diagnosis(None, f"No fault could be tried: {missing}.", (), "")
+    except (KeyError, ValueError):
+        return Diagnosis(None, "No fault could be tried: the taps of these runs do not fit the formulas.", (), "")
     same_shape = scene.twin.shape == scene.wanted.shape
     if scene.computed and same_shape and scene.plain < _CLEARLY * relative(scene.twin, scene.wanted):
         return Diagnosis(None, _before(pair, path, divergence, side), (), "")
