@@ -216,7 +216,7 @@ def test_nan_and_expert_numbers_get_no_factor_and_no_error_of_a_library() -> Non
     from colibri_lab.trace import Trace
 
     a = synthetic_trace(layers=3, experts=8, top_k=2, tokens=20, seed=1)
-    for path, change in (("layers.1.moe.input", np.nan), ("layers.1.moe.expert_ids", None)):
+    for path, change in (("layers.1.moe.router_logits", np.nan), ("layers.1.moe.expert_ids", None)):
         arrays = {name: a[name].copy() for name in a}
         if change is None:
             arrays[path][3] = [6, 7] if set(a[path][3]) != {6, 7} else [0, 1]
