@@ -126,7 +126,7 @@ def test_the_tape_is_told_apart_from_memory(model: lab.Model, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("resets", ["forward", "resets"])
-def test_J1_a_process_killed_at_any_moment_leaves_its_closed_passes(
+def test_a_process_killed_at_any_moment_leaves_its_closed_passes(
     model: lab.Model, tmp_path: Path, resets: str
 ) -> None:
     """SIGKILL at 60 random moments: the plain reader opens each file, and every closed pass is there, byte for byte."""
