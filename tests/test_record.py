@@ -97,7 +97,7 @@ class Words:
 
 
 def parsed(inputs: object) -> tuple[list[list[int]], bool]:
-    return sequences(inputs, Words, 20)  # type: ignore[arg-type]
+    return sequences(inputs, Words, 20)
 
 
 @pytest.mark.parametrize(

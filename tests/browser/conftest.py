@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +208,34 @@ def _shut_down_kernels(address: str) -> None:
         request = urllib.request.Request(f"{address}/api/sessions/{session['id']}", method="DELETE")
         with contextlib.suppress(urllib.error.HTTPError):  # a session that ended by itself
             urllib.request.urlopen(request, timeout=10).close()
+
+
+@pytest.fixture
+def offline(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """offline(path, ".diff", "page-diff-nan"): the page of a saved view, opened without a network once it is drawn, and
+    a screenshot of that name; afterwards: no request but for the file, and no error.
+    """
+    context = chromium.new_context(viewport={"width": 1200, "height": 1000}, offline=True)
+    page = context.new_page()
+    requests: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+
+    def opened(path: Path, view: str, name: str, dark: bool = False, width: int = 1200) -> Any:
+        page.emulate_media(color_scheme="dark" if dark else "light")
+        page.set_viewport_size({"width": width, "height": 1000})
+        requests.clear()
+        page.goto(path.as_uri())
+        page.wait_for_function(f"() => Number(document.querySelector('{view}')?.dataset.drawn) > 0")
+        page.wait_for_timeout(400)
+        SCREENSHOTS.mkdir(exist_ok=True)
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+        assert requests == [path.as_uri()]
+        return page
+
+    yield opened
+    context.close()
+    assert errors == []
+    assert len(requests) <= 1, "the page asked for something"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,43 +16,24 @@ import colibri_lab as lab
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.trace import Trace
 
-HERE = Path(__file__).parent
 A = full_trace()
 FIRST = "layers.2.moe.experts.*.output"
 Show = Callable[..., Any]
 
 
 @pytest.fixture
-def show(chromium: Any, tmp_path: Path) -> Iterator[Show]:
-    """Writes a comparison's page, opens it offline and gives the page; afterwards: one request, no error."""
-    context = chromium.new_context(viewport={"width": 1200, "height": 1000}, offline=True)
-    page = context.new_page()
-    requests: list[str] = []
-    errors: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+def show(offline: Show, tmp_path: Path) -> Show:
+    """Writes a comparison's page and opens it; nothing in it is wider than its place."""
 
     def opened(diff: Any, name: str, dark: bool = False, width: int = 1200) -> Any:
         path = lab.DiffView(diff).to_html(tmp_path / f"{name}.html")
-        page.emulate_media(color_scheme="dark" if dark else "light")
-        page.set_viewport_size({"width": width, "height": 1000})
-        requests.clear()
-        page.goto(path.as_uri())
-        page.wait_for_function("() => Number(document.querySelector('.diff')?.dataset.drawn) > 0")
-        page.wait_for_timeout(400)
-        (HERE / "screenshots").mkdir(exist_ok=True)
-        page.screenshot(path=HERE / "screenshots" / f"page-diff-{name}.png", full_page=True)
-        assert requests == [path.as_uri()]
+        page = offline(path, ".diff", f"page-diff-{name}", dark, width)
         wide = "(parts) => parts.filter((p) => p.scrollWidth > p.clientWidth + 1).map((p) => p.className)"
         parts = ".diff, .diff .card, .diff .say, .diff .tapsay, .diff .fliplist, .diff .valuesbody"
         assert page.locator(parts).evaluate_all(wide) == []
         return page
 
-    yield opened
-    context.close()
-    assert errors == []
-    assert len(requests) <= 1, "the page asked for something"
+    return opened
 
 
 def compared(b: Trace, a: Trace = A, **changes: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +13,22 @@ from playwright.sync_api import expect
 import colibri_lab as lab
 from colibri_lab.testing import tiny_model
 
-HERE = Path(__file__).parent
 TEXT = "The fox counts the eggs in her nest. She writes a function:\ndef total(eggs):\n    return"
 Show = Callable[..., Any]
 
 
 @pytest.fixture
-def show(chromium: Any, tmp_path: Path) -> Iterator[Show]:
-    """Writes a view's page, opens it offline and gives the page; afterwards: no request but the file, no error."""
-    context = chromium.new_context(viewport={"width": 1200, "height": 1000}, offline=True)
-    page = context.new_page()
-    requests: list[str] = []
-    errors: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+def show(offline: Show, tmp_path: Path) -> Show:
+    """Writes a view's page and opens it; it does not scroll sideways."""
 
     def opened(view: Any, name: str, dark: bool = False, width: int = 1200) -> Any:
         path = view.to_html(tmp_path / f"{name}.html")
-        page.emulate_media(color_scheme="dark" if dark else "light")
-        page.set_viewport_size({"width": width, "height": 1000})
-        requests.clear()
-        page.goto(path.as_uri())
-        page.wait_for_function("() => Number(document.querySelector('.stepper')?.dataset.drawn) > 0")
-        page.wait_for_timeout(300)
-        (HERE / "screenshots").mkdir(exist_ok=True)
-        page.screenshot(path=HERE / "screenshots" / f"page-stepper-{name}.png", full_page=True)
-        assert requests == [path.as_uri()]
+        page = offline(path, ".stepper", f"page-stepper-{name}", dark, width)
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, "the page scrolls sideways"
         return page
 
-    yield opened
-    context.close()
-    assert errors == []
-    assert len(requests) <= 1, "the page asked for something"
+    return opened
 
 
 def walked() -> Any:

@@ -129,4 +129,4 @@ def test_odd_texts_meta_and_formats_are_written_or_refused(tmp_path: Path) -> No
     with pytest.raises(lab.ArgumentError, match="cannot be written as JSON"):
         closed.export(tmp_path / "y.parquet", "parquet")
     with pytest.raises(lab.ArgumentError, match="there is no export"):
-        plain.export(tmp_path / "y.parquet", ["parquet"])  # type: ignore[arg-type]
+        plain.export(tmp_path / "y.parquet", ["parquet"])

@@ -89,7 +89,7 @@ def rotate_pairs(model: Any) -> None:
     def every_two(x: Any) -> Any:
         return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
-    sys.modules[type(model).__module__].rotate_half = every_two  # type: ignore[attr-defined]
+    sys.modules[type(model).__module__].rotate_half = every_two
 
 
 def theta(value: float) -> Patch:

@@ -30,7 +30,7 @@ def view() -> DiffView:
 def sent(view: DiffView) -> list[dict[str, Any]]:
     """Everything the view sends from now on."""
     out: list[dict[str, Any]] = []
-    view.send = lambda content, buffers=None: out.append(content)  # type: ignore[method-assign]
+    view.send = lambda content, buffers=None: out.append(content)
     return out
 
 
