@@ -162,7 +162,7 @@ class Cure:
     note: str = ""  # why it was not tried; what is left
     left: Origin | None = None  # the origin that remains
     headroom: tuple[float, str] | None = None  # (bits, tap path): the tightest one after the change
-    kl: float | None = None  # of the last next-token distribution, in nats, against the run without the disease, if known
+    kl: float | None = None  # nats, of the last next-token distribution against the run without the disease
     rerouted: int | None = None  # tokens × layers that went to other experts than in that run
     code: str = ""  # Python that does the same
 
