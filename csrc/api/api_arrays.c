@@ -1,4 +1,5 @@
 #include "../kernels/kernels.h"
+#include "../kernels/rounding.h"
 #include "../utils/mapguard.h"
 #include "../utils/status.h"
 
@@ -72,4 +73,9 @@ colibri_status colibri_array_census(const colibri_array *array, colibri_census *
     }
     mapguard_leave();
     return COLIBRI_OK;
+}
+
+void colibri_round(float *values, int64_t n, colibri_rounding how)
+{
+    round_to(values, n, how);
 }

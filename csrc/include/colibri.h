@@ -89,6 +89,24 @@ typedef struct colibri_census {
 colibri_status colibri_array_widen(const colibri_array *array, float *out, colibri_message *message);
 colibri_status colibri_array_census(const colibri_array *array, colibri_census *out, colibri_message *message);
 
+/* Number formats that a session can emulate: float32 values of which each is one of the format's. */
+typedef enum colibri_format {
+    COLIBRI_FLOAT32 = 0,
+    COLIBRI_FLOAT16,
+    COLIBRI_BFLOAT16,
+    COLIBRI_FLOAT8_E4M3FN, /* has no Inf: what is too large becomes NaN */
+    COLIBRI_FLOAT8_E5M2
+} colibri_format;
+
+typedef struct colibri_rounding {
+    colibri_format format;
+    bool flush;    /* what is subnormal in the format becomes zero of its sign */
+    bool saturate; /* Inf and what is too large becomes the format's largest number; NaN stays */
+} colibri_rounding;
+
+/* Rounds in place to the nearest number of the format, ties to even, whatever the floating-point mode of the process. */
+void colibri_round(float *values, int64_t n, colibri_rounding how);
+
 /* Memory of the engine, one mapping each. */
 typedef enum colibri_page_kind {
     COLIBRI_PAGES_PLAIN = 0, /* the system's ordinary pages */
