@@ -137,8 +137,9 @@ def settings_of(config: Mapping[str, Any], trace: Trace) -> Settings:
     qk_norm = {"qwen3_moe": "head", "olmoe": "full"}.get(family, "none")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     width = config.get("head_dim") or (hidden // heads if hidden and heads else None)
+    eps = config.get("rms_norm_eps")
     return Settings(
-        eps=float(config.get("rms_norm_eps") or (1e-6 if family.startswith("qwen") else 1e-5)),
+        eps=float((1e-6 if family.startswith("qwen") else 1e-5) if eps is None else eps),
         head_dim=width,
         qk_norm=str(config.get("qk_norm") or qk_norm),
         clip=config.get("clip_qkv"),
