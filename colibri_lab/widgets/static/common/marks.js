@@ -72,8 +72,31 @@ const SHAPES = {
   "-inf": BOX + '<path d="M3.5 4.5H12.5L8 11.5Z" fill="var(--markp)"/>',
   clip: '<rect x="1" y="1" width="14" height="14" fill="var(--strong)"/><path d="M8 1H15V8Z" fill="var(--markp)" stroke="var(--mark)"/>',
   unknown: '<rect x="1.5" y="1.5" width="13" height="13" fill="none" stroke="var(--line2)" stroke-dasharray="1 2"/><text x="8" y="12" text-anchor="middle">?</text>',
+  subnormal: '<rect x="1.5" y="1.5" width="13" height="13" fill="none" stroke="var(--mark)" stroke-dasharray="2 2"/><path d="M4 11.5H12" stroke="var(--mark)" stroke-width="2"/>',
+  finite: '<rect x="1" y="1" width="14" height="14" fill="var(--sunk)"/><text x="8" y="11" text-anchor="middle">·</text>',
+  near: '<rect x="2" y="2" width="12" height="12" fill="none" stroke="var(--warn)" stroke-width="2"/><text x="8" y="12" text-anchor="middle" style="fill:var(--warn);font-weight:700">!</text>',
   cut: '<path d="M6 0L11 4L6 8L11 12L6 16" fill="none" stroke="var(--mark)" stroke-width="1.5"/>',
 };
+
+// A mark as SVG in a box of any size; a pale one is of a value that was passed on.
+export function markAt(kind, x, y, w, h, pale = false) {
+  if (kind === "clip") return `<path d="M${x + w - 8} ${y}H${x + w}V${y + 8}Z" fill="var(--markp)" stroke="var(--mark)" stroke-width="1.3"/>`;
+  const [cx, cy] = [x + w / 2, y + h / 2];
+  const r = Math.min(w, h) * 0.3;
+  const box = pale ? `<rect x="${x + 0.5}" y="${y + 0.5}" width="${w - 1}" height="${h - 1}" fill="var(--sunk)" stroke="var(--line2)"/>` : "";
+  if (Math.min(w, h) < 9) return pale ? `<rect x="${x}" y="${y}" width="${w}" height="${h}" fill="var(--mark)" fill-opacity="${kind === "nan" ? 0.45 : 0.25}"/>` : `<rect x="${x}" y="${y}" width="${w}" height="${h}" fill="var(--mark)"/>`;
+  if (kind === "nan") {
+    const cross = (s, width, colour) => `<path d="M${cx - s} ${cy - s}L${cx + s} ${cy + s}M${cx + s} ${cy - s}L${cx - s} ${cy + s}" stroke="${colour}" stroke-width="${width}"/>`;
+    return pale ? box + cross(r * 0.7, 1.3, "var(--mark)") : `<rect x="${x}" y="${y}" width="${w}" height="${h}" fill="var(--mark)"/>${cross(r, 2.2, "var(--markp)")}`;
+  }
+  if (kind === "+inf" || kind === "-inf") {
+    const up = kind === "+inf" ? 1 : -1;
+    const full = `<rect x="${x}" y="${y}" width="${w}" height="${h}" fill="var(--mark)"/>`;
+    return `${pale ? box : full}<path d="M${cx - r * 1.2} ${cy + up * r * 0.8}H${cx + r * 1.2}L${cx} ${cy - up * r}Z" fill="var(--mark${pale ? "" : "p"})"/>`;
+  }
+  if (kind === "subnormal") return `<rect x="${x + 0.5}" y="${y + 0.5}" width="${w - 1}" height="${h - 1}" fill="none" stroke="var(--mark)" stroke-dasharray="2 2"/><path d="M${cx - r} ${cy + r}h${2 * r}" stroke="var(--mark)" stroke-width="2"/>`;
+  return "";
+}
 
 export const markSvg = (kind) => `<svg width="16" height="16" viewBox="0 0 16 16" aria-hidden="true">${SHAPES[kind]}</svg>`;
 
@@ -81,5 +104,5 @@ export const markSvg = (kind) => `<svg width="16" height="16" viewBox="0 0 16 16
 export const markKey = (entries) =>
   entries
     .filter(([, , n]) => n > 0)
-    .map(([kind, words, n]) => `<span class="mk">${markSvg(kind)}${words} (${n})</span>`)
+    .map(([kind, words, n]) => `<span class="mk">${markSvg(kind)}${words} (${n.toLocaleString("en")})</span>`)
     .join("");

@@ -1,18 +1,17 @@
 // The view: one selection (tap, token, expert), parts that draw it, and messages with Python.
-// A model gives get, set, save_changes, on, off and send; a saved page passes a small stand-in with the data in it (see html.py).
+import { BaseView, renderer } from "../common/base_view.js";
 import { escape, plural } from "../common/format.js";
-import { keepOwnShell, watchKernel } from "../common/kernel.js";
-import { copyText, download, watchTheme } from "../common/page.js";
-import { isDark, makePalette } from "../common/palette.js";
+import { download } from "../common/page.js";
 import { patch } from "../common/patch.js";
 import { LIVE, showFault, showHelp } from "../common/states.js";
+import { kindOf, ofExpert, stepOnMap } from "../common/tap_map.js";
 import { unpack } from "../common/wire.js";
-import { errorMap, stepOnMap, wide } from "./error_map.js";
+import { errorMap, wide } from "./error_map.js";
 import { flipHere, flipTable, flipsRemark } from "./flips.js";
 import { keyboard } from "./keyboard.js";
 import { klPicture, nextPicture, predictionRemark, predictionWords } from "./prediction.js";
 import { buildShell } from "./shell.js";
-import { Store, isIds, kindOf, ofExpert } from "./store.js";
+import { Store, isIds } from "./store.js";
 import { mapLabel, twinTables } from "./twins.js";
 import { valuesCard, valuesRemark } from "./values.js";
 import { whyCard } from "./why.js";
@@ -20,44 +19,19 @@ import { tapSentence, verdictSentence } from "./words.js";
 
 const REST = 250; // ms of rest before the tables for screen readers are filled
 const WHY = { gone: "No kernel. What was fetched can be looked at; run the cell again for the rest.", lost: "The connection to the kernel is lost.", page: "" };
-let views = 0;
 
-class DiffView {
+class DiffView extends BaseView {
   constructor(model, root) {
-    this.model = model;
-    this.root = root;
-    this.view = { uid: `cld${++views}-${Math.random().toString(36).slice(2, 8)}`, store: null, path: null, token: null, expert: null, allFlips: false, allTried: false, live: true };
-    this.page = Boolean(model.get("_page"));
-    this.kernel = "idle";
-    this.draws = 0;
-    this.seen = keepOwnShell(model, () => this.able());
-    root.classList.add("clb", "diff");
+    super(model, root, "diff");
+    Object.assign(this.view, { store: null, path: null, token: null, expert: null, allFlips: false, allTried: false });
     this.parts = buildShell(root);
-    this.listen();
+    this.listen({ selection: () => this.adopt() }, keyboard(this.parts, this.acts()));
     this.setTheme();
     this.showState();
     model.send({ kind: "ready" });
   }
 
   // ---- from outside ----
-
-  listen() {
-    const { model, root, parts } = this;
-    this.leave = [];
-    const on = (name, handler) => {
-      model.on(name, handler);
-      this.leave.push(() => model.off(name, handler));
-    };
-    on("msg:custom", (content, buffers) => this.receive(content, buffers || []));
-    on("change:_status", () => this.showState());
-    on("change:selection", () => this.adopt());
-    const size = new ResizeObserver(() => this.resize());
-    size.observe(root);
-    this.leave.push(watchTheme(() => this.setTheme()), () => size.disconnect(), () => clearTimeout(this.resting));
-    this.leave.push(watchKernel(model, (state) => this.kernelIs(state)));
-    root.addEventListener("keydown", keyboard(parts, this.acts()));
-    root.addEventListener("click", (event) => this.clicked(event));
-  }
 
   receive(content, buffers) {
     const { view, parts } = this;
@@ -181,7 +155,7 @@ class DiffView {
   }
 
   press(act) {
-    const { parts, model, view } = this;
+    const { parts, view } = this;
     if (act === "allflips" || act === "fewflips") {
       view.allFlips = act === "allflips";
       this.paintFlips();
@@ -190,48 +164,12 @@ class DiffView {
       view.allTried = act === "alltried";
       patch(parts.reasons, whyCard(view));
       parts.reasons.querySelector(view.allTried ? "[data-act=fewtried]" : "[data-act=alltried]")?.focus({ preventScroll: true });
-    } else if (act === "html") model.send({ kind: "html" });
-    else if (act === "copy") this.copy(parts.code.textContent);
-    else if (act === "copyconfirm") this.copy(view.store.facts.diagnosis.confirm);
+    } else if (act === "copyconfirm") this.copy(view.store.facts.diagnosis.confirm);
     else if (act === "recipe") this.copy(`${view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
-    else if (act === "traceback") parts.trace.hidden = !parts.trace.hidden;
-    else if (act === "copytrace") this.copy(parts.trace.textContent);
-    else if (act === "dismiss") {
-      model.set("_status", { state: "idle" });
-      model.save_changes();
-      this.showState();
-    } else if (act === "closehelp") showHelp(parts, false);
-  }
-
-  copy(text) {
-    copyText(text, (words) => this.tell(words, this.parts.copied));
-  }
-
-  tell(words, place = this.parts.said) {
-    this.parts.said.textContent = this.parts.copied.textContent = "";
-    place.textContent = words;
-    clearTimeout(this.telling);
-    this.telling = setTimeout(() => (place.textContent = ""), 6000);
+    else this.pressCommon(act);
   }
 
   // ---- drawing ----
-
-  setTheme() {
-    const theme = isDark(this.root) ? "dark" : "light";
-    if (this.root.dataset.theme === theme && this.view.palette) return;
-    this.root.dataset.theme = theme;
-    this.view.palette = makePalette(this.root);
-    requestAnimationFrame(() => {
-      this.view.palette = makePalette(this.root); // the host's own colours follow its theme a moment later
-      this.paint();
-    });
-  }
-
-  resize() {
-    if (this.root.clientWidth === this.width) return;
-    this.measure();
-    this.paint();
-  }
 
   // Here alone: asking at every step would force a layout of the whole page.
   measure() {
@@ -242,13 +180,6 @@ class DiffView {
     this.width = this.root.clientWidth;
     this.mapWidth = Math.max(300, parts.map.clientWidth);
     this.klWidth = Math.max(240, parts.kl.clientWidth);
-  }
-
-  paintSoon() {
-    this.soon ||= requestAnimationFrame(() => {
-      this.soon = null;
-      this.paint();
-    });
   }
 
   paint() {
@@ -294,16 +225,6 @@ class DiffView {
 
   // ---- states ----
 
-  able() {
-    return !this.page && (this.kernel === "idle" || this.kernel === "busy");
-  }
-
-  kernelIs(state) {
-    this.kernel = state;
-    if (this.view.store && this.view.live !== this.able()) this.paint();
-    else this.showState();
-  }
-
   showState() {
     const { parts, model, kernel } = this;
     const status = model.get("_status") ?? {};
@@ -314,10 +235,6 @@ class DiffView {
     patch(parts.worktext, WHY[kernel] ? `<b class="bad">✗</b> ${escape(WHY[kernel])}` : "");
     if (status.state === "error") showFault(parts, status);
     else parts.fault.hidden = true;
-  }
-
-  close() {
-    for (const leave of this.leave) leave();
   }
 }
 
@@ -336,11 +253,6 @@ function firstToken({ store, token }, path) {
   return row.token >= 0 ? row.token : token;
 }
 
-function render({ model, el }) {
-  const root = document.createElement("div");
-  el.appendChild(root);
-  const diff = new DiffView(model, root);
-  return () => diff.close();
-}
+const render = renderer(DiffView);
 
 export default { render };

@@ -1,7 +1,8 @@
 // The error map: taps × layers on a log scale, exponents printed. Colour only for what exceeds its tolerance.
 import { escape, plural } from "../common/format.js";
 import { pointer, ring } from "../common/pointers.js";
-import { isIds, kindOf } from "./store.js";
+import { kindOf } from "../common/tap_map.js";
+import { isIds } from "./store.js";
 import { MARKS, declared, power } from "./words.js";
 
 const LEFT = 132;
@@ -127,26 +128,4 @@ function key(view, y, palette) {
   const scale = `<rect x="0" y="0" width="60" height="9" fill="var(--sunk)" stroke="var(--line)"/>${stops}<path d="M60 -3V12" stroke="var(--ink)" stroke-width="2"/><text class="k" x="60" y="23" text-anchor="middle">tolerance ${declared(facts)}</text><text x="210" y="23" text-anchor="end">1</text><text x="218" y="9">largest difference ÷ largest value</text>`;
   const valued = facts.paths.some((path) => !isIds(path));
   return `<g transform="translate(${LEFT},${y})">${valued ? scale : ""}<text x="0" y="${valued ? 41 : 8}">${marks.map(([mark, words]) => `<tspan class="b">${mark}</tspan> ${words}`).join("   ")}</text></g>`;
-}
-
-// The tap that an arrow leads to: right and left the next layer that has it, down and up the next tap of the layer.
-export function stepOnMap(store, path, right, down) {
-  const row = store.row(path);
-  if (!row) return store.facts.paths[0] ?? null;
-  const { layers } = store;
-  const kind = kindOf(path);
-  if (row.layer < 0) {
-    const side = store.before.includes(path) ? store.before : store.after;
-    if (down) return side[side.indexOf(path) + down] ?? path;
-    const inward = side === store.before ? 1 : -1;
-    if (right !== inward || !layers.length) return path;
-    const edge = inward > 0 ? layers[0] : layers.at(-1);
-    return store.kinds.map((k) => store.path(k, edge)).find(Boolean) ?? path;
-  }
-  if (right) {
-    for (let i = layers.indexOf(row.layer) + right; i >= 0 && i < layers.length; i += right) if (store.path(kind, layers[i])) return store.path(kind, layers[i]);
-    return (right > 0 ? store.after[0] : store.before.at(-1)) ?? path;
-  }
-  for (let j = store.kinds.indexOf(kind) + down; j >= 0 && j < store.kinds.length; j += down) if (store.path(store.kinds[j], row.layer)) return store.path(store.kinds[j], row.layer);
-  return path;
 }

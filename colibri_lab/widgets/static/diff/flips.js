@@ -1,8 +1,8 @@
 // Tokens routed differently: what it cost first, each with its explanation.
 import { chip, count, escape, plural } from "../common/format.js";
+import { SUPPRESS } from "../common/frame.js";
 import { MARKS, size, tokenHtml } from "./words.js";
 
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
 const SHOWN = 5;
 const WHOLE = 4; // experts of a token that are listed in full; of more only those exchanged
 

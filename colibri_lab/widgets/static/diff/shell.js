@@ -1,4 +1,5 @@
 // The frame of the view: title, verdict, cards, last line. Built once; everything else is patched into it.
+import { SUPPRESS, button, fault, lastLine, partsOf } from "../common/frame.js";
 
 const KEYS = [
   ["0", "the first divergence"],
@@ -12,16 +13,13 @@ const KEYS = [
   ["?", "this list"],
 ];
 
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"'; // on each focusable element itself: JupyterLab asks no parent
-const button = (name, words, extra = "") => `<button type="button" class="btn ${extra}" data-act="${name}" ${SUPPRESS}>${words}</button>`;
+const HINTS = [["←→", "layer"], ["↑↓", "tap"], ["N", "next flip"], ["0", "first divergence"], ["?", "keys"]];
 
 export function buildShell(root) {
-  const keys = KEYS.map(([k, what]) => `<tr><td><span class="kbd">${k}</span></td><td>${what}</td></tr>`).join("");
   root.innerHTML = `
 <div class="head"><b>Diff View</b><span class="facts"></span><span class="sp"></span><span class="live" data-state="idle"></span>${button("recipe", "Copy as code")}${button("html", "Save HTML")}</div>
 <div class="work" role="status"><span class="worktext"></span><span class="said"></span></div>
-<div class="fault" role="alert" hidden><p><span class="badge bad">ERROR</span> <span class="faulttext"></span></p><div>${button("traceback", "Show traceback", "low")}${button("copytrace", "Copy", "low")}${button("dismiss", "Dismiss", "low")} <span class="q">The view keeps its last good state.</span></div><pre class="trace" hidden tabindex="0" ${SUPPRESS}></pre></div>
-<p class="say" aria-live="polite"><span class="q">Waiting for data from Python … If nothing comes, run the cell again.</span></p>
+${fault()}
 <div class="body" hidden>
 <div class="two"><section class="card mapcard" aria-label="Where the two runs differ"><h3>Where the two runs differ</h3><div class="map" tabindex="0" role="application" aria-label="Error by tap and layer" ${SUPPRESS}></div><p class="tapsay" aria-live="polite"></p></section>
 <section class="card why" aria-label="Why we think so"><h3>Why we think so</h3><div class="reasons"></div></section></div>
@@ -30,12 +28,6 @@ export function buildShell(root) {
 <section class="card prediction" tabindex="0" aria-label="What it does to the prediction" ${SUPPRESS}><h3>What it does to the prediction<small class="predictionremark"></small></h3><div class="kl"></div><div class="pair"><div class="next"></div><div class="grow nextwords"></div></div></section></div>
 <div class="sr twins"></div>
 </div>
-<div class="foot"><span>Selected</span><code class="code here"></code>${button("copy", "Copy", "low")}<span class="copied" role="status"></span><span class="sp"></span><span class="hints"></span></div>
-<div class="help card" role="dialog" aria-label="Keys" hidden><h3>Keys</h3><table>${keys}</table>${button("closehelp", "Close", "low")}</div>`;
-  const names = ["facts", "live", "work", "worktext", "said", "fault", "faulttext", "trace", "say", "body", "two", "mapcard", "map", "tapsay", "reasons", "flips", "flipsremark", "fliplist", "valuesremark", "valuesbody", "prediction", "predictionremark", "kl", "next", "nextwords", "twins", "copied", "hints", "help"];
-  const parts = Object.fromEntries(names.map((name) => [name, root.querySelector("." + name)]));
-  parts.code = root.querySelector("code.here");
-  parts.actions = Object.fromEntries(Array.from(root.querySelectorAll("[data-act]"), (node) => [node.dataset.act, node]));
-  parts.hints.innerHTML = [["←→", "layer"], ["↑↓", "tap"], ["N", "next flip"], ["0", "first divergence"], ["?", "keys"]].map(([k, w]) => `<span class="kbd">${k}</span> ${w}`).join(" ");
-  return parts;
+${lastLine("Selected", HINTS, KEYS)}`;
+  return partsOf(root, ["two", "mapcard", "map", "tapsay", "reasons", "flips", "flipsremark", "fliplist", "valuesremark", "valuesbody", "prediction", "predictionremark", "kl", "next", "nextwords"]);
 }

@@ -1,10 +1,9 @@
 // What Python sent: the comparison's table by place, flips, prediction, and the figures of taps as they arrive.
 import { SLOTS } from "../common/palette.js";
+import { kindOf } from "../common/tap_map.js";
 import { unpack } from "../common/wire.js";
 
-export const kindOf = (path) => (/^layers\.\d+\./.test(path) ? path.split(".").slice(2).join(".") : path);
 export const isIds = (path) => path.endsWith(".moe.expert_ids");
-export const ofExpert = (path) => path.includes(".moe.experts.");
 const number = (value) => (typeof value === "string" ? { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] : value);
 
 export class Store {

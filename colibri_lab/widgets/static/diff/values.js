@@ -1,11 +1,11 @@
 // One tap of both runs: A against B, a histogram of B − A with clipped ends, the rows that differ most.
 import { chip, count, escape, plural, word } from "../common/format.js";
+import { SUPPRESS } from "../common/frame.js";
 import { markKey } from "../common/marks.js";
 import { chips } from "./flips.js";
 import { isIds } from "./store.js";
 import { power, size } from "./words.js";
 
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
 const SIDE = 200; // of the scatter
 const WIDE = 240; // of the histogram
 const TALL = 150;

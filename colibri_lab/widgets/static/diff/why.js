@@ -1,9 +1,9 @@
 // Why we think so: which experts differ, what was tried as an explanation, code that confirms it, how the tolerance was declared.
 import { chip, escape } from "../common/format.js";
-import { ofExpert } from "./store.js";
+import { SUPPRESS } from "../common/frame.js";
+import { ofExpert } from "../common/tap_map.js";
 import { size } from "./words.js";
 
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
 const SIGNS = { explains: "✓", tried: "✗", excluded: "–" };
 const LISTED = 16; // experts
 const TRIED = 5; // faults

@@ -1,6 +1,7 @@
 // The answer first: same or not, where it starts, what it is. And taps, tokens and errors in words.
 import { chip, count, escape, plural, word } from "../common/format.js";
-import { isIds, kindOf, ofExpert } from "./store.js";
+import { kindOf, ofExpert } from "../common/tap_map.js";
+import { isIds } from "./store.js";
 
 export const MARKS = { identical: "=", tie: "≈", defect: "✗", downstream: "↓" };
 const BADGES = { identical: "= SAME", tie: "≈ TIE", defect: "✗ DEFECT", downstream: "↓ DOWNSTREAM" };

@@ -1,23 +1,19 @@
 // What the reader can do: by key, by click, by button; most of it is a request to Python.
+import { BaseView } from "../common/base_view.js";
 import { interrupter } from "../common/kernel.js";
-import { copyText } from "../common/page.js";
 import { showHelp } from "../common/states.js";
 import { moveCursor } from "./pass_map.js";
 
 export const LATE = 700; // ms after which an unanswered request is said to wait
 
-// A view has model, root, parts, view, recorded, and paints itself.
-export class Actions {
+// A view has parts, recorded, and paints itself.
+export class Actions extends BaseView {
   request(kind, more = {}) {
     if (!this.able() || this.working()) return;
     this.model.send({ kind, number: ++this.sent, ...more });
     const number = this.sent;
     setTimeout(() => this.answered < number && this.showState(), LATE);
     this.asked = performance.now();
-  }
-
-  able() {
-    return !this.page && (this.kernel === "idle" || this.kernel === "busy");
   }
 
   working() {
@@ -94,7 +90,7 @@ export class Actions {
   }
 
   press(act, node) {
-    const { parts, model, view, recorded } = this;
+    const { parts, view, recorded } = this;
     if (this.page && ["step", "back", "finish"].includes(act)) {
       const moved = act === "finish" ? (recorded.end(), true) : recorded.move(act === "step" ? 1 : -1, this.unit);
       if (!moved) return this.tell(act === "step" ? "This is the last moment that was kept." : "This is the first moment that was kept.");
@@ -133,17 +129,9 @@ export class Actions {
     } else if (act === "allchanges") {
       view.allChanges = !view.allChanges;
       this.paintFork();
-    } else if (act === "html") model.send({ kind: "html" });
-    else if (act === "copy") this.copy(parts.code.textContent);
-    else if (act === "copybuffer") this.copy(node.dataset.code);
+    } else if (act === "copybuffer") this.copy(node.dataset.code);
     else if (act === "recipe") this.copy(`${this.head?.recipe ?? ""}${(view.moment?.facts.run.edits ?? []).map(([, code]) => `# ${code}\n`).join("")}${parts.code.textContent}\n`);
-    else if (act === "traceback") parts.trace.hidden = !parts.trace.hidden;
-    else if (act === "copytrace") this.copy(parts.trace.textContent);
-    else if (act === "dismiss") {
-      model.set("_status", { state: "idle" });
-      model.save_changes();
-      this.showState();
-    } else if (act === "closehelp") showHelp(parts, false);
+    else this.pressCommon(act);
   }
 
   addText(act) {
@@ -223,16 +211,5 @@ export class Actions {
     this.again = null;
     if (!model.get("_in_cell")) return model.send({ kind: "stop" });
     interrupter(model)().catch(() => this.tell("The kernel could not be interrupted from here; use its own interrupt (■, or I I)."));
-  }
-
-  copy(text) {
-    copyText(text, (words) => this.tell(words, this.parts.copied));
-  }
-
-  tell(words, place = this.parts.said) {
-    this.parts.said.textContent = this.parts.copied.textContent = "";
-    place.textContent = words;
-    clearTimeout(this.telling);
-    this.telling = setTimeout(() => (place.textContent = ""), 6000);
   }
 }

@@ -1,8 +1,8 @@
 // The buffers in reach as a table; the open one with its histogram, first values, and the expression for Python.
 import { escape, fixed } from "../common/format.js";
+import { SUPPRESS } from "../common/frame.js";
 import { markSvg } from "../common/marks.js";
 
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
 const BINS = 24;
 const VALUES = 8;
 const WIDTH = 230;

@@ -1,8 +1,7 @@
 // The line in which gates and experts of one token are edited.
 import { chip } from "../common/format.js";
+import { SUPPRESS } from "../common/frame.js";
 import { plain } from "./buffers.js";
-
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
 
 export function routingEditor(view) {
   const { moment, token } = view;

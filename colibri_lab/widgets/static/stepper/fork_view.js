@@ -1,9 +1,9 @@
 // The fork beside the original: next token as paired bars, change of the residual stream by layer, what was re-routed.
 import { escape, fixed, percent, plural, word } from "../common/format.js";
+import { SUPPRESS } from "../common/frame.js";
 import { hatch, swatch } from "../common/hatch.js";
 import { unpack } from "../common/wire.js";
 
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
 const BAR = 190;
 const LISTED = 6;
 

@@ -1,8 +1,7 @@
 // Breakpoints, watches and changes made, each a short list that can be added to.
 import { escape, plural } from "../common/format.js";
+import { SUPPRESS } from "../common/frame.js";
 import { octagon } from "./pass_map.js";
-
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"';
 
 const small = (act, words, label, extra = "") => `<button type="button" class="btn low x" data-act="${act}" ${extra} aria-label="${escape(label)}" title="${escape(label)}" ${SUPPRESS}>${words}</button>`;
 

@@ -1,4 +1,5 @@
 // The frame of the view: title, transport, sentence, cards, last line. Built once; everything else is patched into it.
+import { SUPPRESS, button, fault, lastLine, partsOf } from "../common/frame.js";
 
 const KEYS = [
   [". ,", "step on, back, by the unit"],
@@ -16,19 +17,17 @@ const KEYS = [
   ["?", "this list"],
 ];
 
-const SUPPRESS = 'data-lm-suppress-shortcuts="true"'; // on each focusable element itself: JupyterLab asks no parent
-const button = (name, words, extra = "", title = "") => `<button type="button" class="btn ${extra}" data-act="${name}" ${title && `title="${title}"`} ${SUPPRESS}>${words}</button>`;
+const HINTS = [[".", "step"], [",", "back"], ["1–4", "unit"], ["B", "breakpoint"], ["K", "fork"], ["E", "edit"], ["?", "keys"]];
+
 const adder = (act, label) => `<div class="add"><input class="m" data-add="${act}" aria-label="${label}" placeholder="${label}" spellcheck="false" ${SUPPRESS}>${button(act, "Add", "low")}</div>`;
 
-export function buildShell(root, uid) {
-  const keys = KEYS.map(([k, what]) => `<tr><td><span class="kbd">${k}</span></td><td>${what}</td></tr>`).join("");
+export function buildShell(root) {
   const units = ["stage", "expert", "layer", "token"].map((u, i) => `<button type="button" data-unit="${u}" aria-pressed="false" title="${i + 1}" ${SUPPRESS}>${u}</button>`).join("");
   root.innerHTML = `
 <div class="head"><b>Token Stepper</b><span class="facts"></span><span class="sp"></span><span class="badge warn forks" hidden>1 fork</span><span class="live" data-state="idle"></span>${button("recipe", "Copy as code")}${button("html", "Save HTML")}</div>
 <div class="tbar"><span class="seg" role="group" aria-label="Step unit">${units}</span>${button("back", "◀ Back<kbd>,</kbd>")}${button("step", "Step ▶<kbd>.</kbd>", "pri")}<span class="sep"></span>${button("run", "Run to<kbd>R</kbd>")}<input class="condition" aria-label="Condition" placeholder="next breakpoint, or a condition: layer == 3 and margin &lt; 0.05" spellcheck="false" ${SUPPRESS}><span class="sep"></span>${button("finish", "Finish<kbd>F</kbd>")}${button("stop", "Stop")}</div>
 <div class="work" role="status"><span class="worktext"></span><span class="said"></span><div class="meter" hidden><span></span></div></div>
-<div class="fault" role="alert" hidden><p><span class="badge bad">ERROR</span> <span class="faulttext"></span></p><div>${button("traceback", "Show traceback", "low")}${button("copytrace", "Copy", "low")}${button("dismiss", "Dismiss", "low")} <span class="q">The view keeps its last good state.</span></div><pre class="trace" hidden tabindex="0" ${SUPPRESS}></pre></div>
-<p class="say" aria-live="polite"><span class="q">Waiting for data from Python … If nothing comes, run the cell again.</span></p>
+${fault()}
 <div class="body" hidden>
 <div class="two"><section class="card" aria-label="Forward pass"><h3>Forward pass<small class="count"></small></h3><div class="map" tabindex="0" role="application" aria-label="Map of the forward pass" ${SUPPRESS}></div></section>
 <section class="card lists" aria-label="Breakpoints, watches, changes"><h3>Breakpoints<small>B sets one on the focused cell</small></h3><ul class="breaks"></ul>${adder("break", "stop when: nonfinite &gt; 0")}<h3 class="gap">Watches</h3><ul class="watches"></ul>${adder("watch", "watch: margin")}<h3 class="gap">Changes made<small class="whose"></small></h3><ul class="changes"></ul></section></div>
@@ -37,14 +36,9 @@ export function buildShell(root, uid) {
 <section class="card forkcard" aria-label="Fork"><h3>Fork beside the original<small class="forkwords"></small></h3><div class="forkpanel"></div></section></div>
 <div class="sr twins"></div>
 </div>
-<div class="foot"><span>Here</span><code class="code here"></code>${button("copy", "Copy", "low")}<span class="copied" role="status"></span><span class="sp"></span><span class="hints"></span></div>
-<div class="help card" role="dialog" aria-label="Keys" hidden><h3>Keys</h3><table>${keys}</table>${button("closehelp", "Close", "low")}</div>`;
-  const names = ["facts", "forks", "live", "condition", "work", "worktext", "said", "fault", "faulttext", "trace", "say", "body", "count", "map", "breaks", "watches", "whose", "changes", "flow", "flowtitle", "flowtools", "editor", "picture", "bufs", "table", "detail", "forkwords", "forkpanel", "twins", "copied", "hints", "help"];
-  const parts = Object.fromEntries(names.map((name) => [name, root.querySelector("." + name)]));
-  parts.code = root.querySelector("code.here");
+${lastLine("Here", HINTS, KEYS)}`;
+  const parts = partsOf(root, ["forks", "condition", "count", "map", "breaks", "watches", "whose", "changes", "flow", "flowtitle", "flowtools", "editor", "picture", "bufs", "table", "detail", "forkwords", "forkpanel"]);
   parts.meter = root.querySelector(".meter span");
-  parts.actions = Object.fromEntries(Array.from(root.querySelectorAll("[data-act]"), (node) => [node.dataset.act, node]));
   parts.units = Array.from(root.querySelectorAll("[data-unit]"));
-  parts.hints.innerHTML = [[".", "step"], [",", "back"], ["1–4", "unit"], ["B", "breakpoint"], ["K", "fork"], ["E", "edit"], ["?", "keys"]].map(([k, w]) => `<span class="kbd">${k}</span> ${w}`).join(" ");
   return parts;
 }

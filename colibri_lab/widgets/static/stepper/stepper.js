@@ -1,8 +1,7 @@
 // The view: the moment that is shown, parts that draw it, and messages with Python.
-// A model gives get, set, save_changes, on, off and send; a saved page passes a small stand-in with the data in it (see html.py).
-import { keepOwnShell, watchKernel } from "../common/kernel.js";
-import { download, watchTheme } from "../common/page.js";
-import { isDark, makePalette } from "../common/palette.js";
+import { renderer } from "../common/base_view.js";
+import { SUPPRESS } from "../common/frame.js";
+import { download } from "../common/page.js";
 import { patch } from "../common/patch.js";
 import { Actions } from "./actions.js";
 import { Moment } from "./moment.js";
@@ -21,23 +20,15 @@ import { showWork } from "./work_state.js";
 
 const REST = 250; // ms of rest before the table for screen readers is filled
 const WIDE = 1056; // from here on the aggregator stands beside the experts
-let views = 0;
 
 class StepperView extends Actions {
   constructor(model, root) {
-    super();
-    this.model = model;
-    this.root = root;
-    this.uid = `cls${++views}-${Math.random().toString(36).slice(2, 8)}`;
-    this.view = { uid: this.uid, moment: null, token: 0, buffer: null, cursor: null, editing: null, comparison: null, live: true };
+    super(model, root, "stepper");
+    Object.assign(this.view, { moment: null, token: 0, buffer: null, cursor: null, editing: null, comparison: null });
     this.recorded = new Recorded();
-    this.page = Boolean(model.get("_page"));
-    this.kernel = "idle";
-    this.draws = this.sent = this.answered = 0;
-    this.seen = keepOwnShell(model, () => this.able());
-    root.classList.add("clb", "stepper");
-    this.parts = buildShell(root, this.uid);
-    this.listen();
+    this.sent = this.answered = 0;
+    this.parts = buildShell(root);
+    this.listen({ unit: () => this.showUnit(), selection: () => this.adopt() }, keyboard(this.parts, this.acts()));
     this.setTheme();
     this.showUnit();
     this.showState();
@@ -45,25 +36,6 @@ class StepperView extends Actions {
   }
 
   // ---- from outside ----
-
-  listen() {
-    const { model, root, parts } = this;
-    this.leave = [];
-    const on = (name, handler) => {
-      model.on(name, handler);
-      this.leave.push(() => model.off(name, handler));
-    };
-    on("msg:custom", (content, buffers) => this.receive(content, buffers || []));
-    on("change:_status", () => this.showState());
-    on("change:unit", () => this.showUnit());
-    on("change:selection", () => this.adopt());
-    const size = new ResizeObserver(() => this.resize());
-    size.observe(root);
-    this.leave.push(watchTheme(() => this.setTheme()), () => size.disconnect(), () => clearTimeout(this.resting));
-    this.leave.push(watchKernel(model, (state) => this.kernelIs(state)));
-    root.addEventListener("keydown", keyboard(parts, this.acts()));
-    root.addEventListener("click", (event) => this.clicked(event));
-  }
 
   receive(content, buffers) {
     const { view, parts } = this;
@@ -130,23 +102,6 @@ class StepperView extends Actions {
 
   // ---- drawing ----
 
-  setTheme() {
-    const theme = isDark(this.root) ? "dark" : "light";
-    if (this.root.dataset.theme === theme && this.view.palette) return;
-    this.root.dataset.theme = theme;
-    this.view.palette = makePalette(this.root);
-    requestAnimationFrame(() => {
-      this.view.palette = makePalette(this.root); // the host's own colours follow its theme a moment later
-      this.paint();
-    });
-  }
-
-  resize() {
-    if (this.root.clientWidth === this.width) return;
-    this.measure();
-    this.paint();
-  }
-
   // Here alone: asking at every step would force a layout of the whole page.
   measure() {
     this.parts.body.hidden = false;
@@ -199,7 +154,7 @@ class StepperView extends Actions {
     const { moment } = view;
     parts.flowtitle.textContent = moment.head.moe.includes(moment.layer) ? `Layer ${moment.layer}, from router to aggregator` : `Layer ${moment.layer}, dense`;
     parts.flow.setAttribute("aria-label", `Layer ${moment.layer}, token ${view.token}. Up and down choose another token, E edits.`);
-    patch(parts.flowtools, view.live && moment.ids(view.token) ? `<button type="button" class="btn low" data-act="editrouting" data-lm-suppress-shortcuts="true">Edit token ${view.token}<kbd>E</kbd></button>` : "");
+    patch(parts.flowtools, view.live && moment.ids(view.token) ? `<button type="button" class="btn low" data-act="editrouting" ${SUPPRESS}>Edit token ${view.token}<kbd>E</kbd></button>` : "");
     const editing = view.editing?.kind === "routing";
     parts.editor.hidden = !editing;
     patch(parts.editor, editing ? routingEditor(view) : "");
@@ -223,12 +178,6 @@ class StepperView extends Actions {
 
   // ---- states ----
 
-  kernelIs(state) {
-    this.kernel = state;
-    if (this.view.moment && this.view.live !== this.able()) this.paint();
-    else this.showState();
-  }
-
   showUnit() {
     for (const node of this.parts.units) node.setAttribute("aria-pressed", String(node.dataset.unit === this.unit));
   }
@@ -236,17 +185,8 @@ class StepperView extends Actions {
   showState() {
     showWork(this);
   }
-
-  close() {
-    for (const leave of this.leave) leave();
-  }
 }
 
-function render({ model, el }) {
-  const root = document.createElement("div");
-  el.appendChild(root);
-  const stepper = new StepperView(model, root);
-  return () => stepper.close();
-}
+const render = renderer(StepperView);
 
 export default { render };
