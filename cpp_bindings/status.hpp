@@ -16,6 +16,7 @@ inline const char *error_class(colibri_status status)
     case COLIBRI_ERROR_MEMORY: return "OutOfMemoryError";
     case COLIBRI_ERROR_BUSY: return "BusyError";
     case COLIBRI_ERROR_NOT_CAPTURED: return "NotCapturedError";
+    case COLIBRI_ERROR_NONFINITE: return "NonFiniteError";
     case COLIBRI_ERROR_INTERRUPTED:
     case COLIBRI_OK: break; // a progress callback that stops a pass has an exception of its own (bind_session.cpp)
     }

@@ -106,6 +106,23 @@ int colibri_session_threads_asked(const colibri_session *session)
     return session->inner->threads_asked;
 }
 
+size_t colibri_session_watch(const colibri_session *session, colibri_watch_row *out, size_t capacity)
+{
+    return session_watch(session->inner, out, capacity);
+}
+
+colibri_watch colibri_session_watches(const colibri_session *session)
+{
+    return session->inner->boundary.watch;
+}
+
+const colibri_point_kind *colibri_point_kinds(size_t *count)
+{
+    if (count != NULL)
+        *count = POINT_COUNT;
+    return point_kinds;
+}
+
 colibri_session_memory colibri_session_memory_use(const colibri_session *session)
 {
     return session_memory(session->inner);

@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "boundary.h"
+
 /* ---- rotary table ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct rotary_job {
@@ -81,6 +83,12 @@ static int64_t first_visible_key(int64_t position, int64_t window)
     return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
+/* Scores or probabilities of the keys first .. first + n - 1 in one head of token t of the tile. */
+static void pass_keys(const attend_job *j, int thread, point p, float *values, int64_t head, int64_t t, int64_t first, int64_t n)
+{
+    pass_boundary(j->machine, thread, p, (piece){values, 1, n, n, t, NULL, -1, head * (j->start + t + 1) + first});
+}
+
 /* Item i is query head i / n of token i % n: a thread gets whole heads, whose cost is alike. */
 static void sum_work(void *argument, int64_t first, int64_t last, int thread)
 {
@@ -96,7 +104,9 @@ static void sum_work(void *argument, int64_t first, int64_t last, int thread)
         float *weights = r->weights + head * r->weights_head + t * r->weights_row + thread * r->weights_thread + first_key;
 
         kern->scores(weights, r->q + query, r->all_k + key, stride, n_keys, dim, j->scale);
+        pass_keys(j, thread, POINT_ATTN_SCORES, weights, head, t, first_key, n_keys);
         kern->softmax(weights, weights, n_keys, first_key);
+        pass_keys(j, thread, POINT_ATTN_WEIGHTS, weights, head, t, first_key, n_keys);
         kern->weighted_sum(r->context + query, weights, r->all_v + key, stride, n_keys, dim, false);
         if (!machine_go_on(j->machine, thread, 2 * n_keys * dim))
             return;
@@ -123,7 +133,9 @@ static void single_token_work(void *argument, int64_t first, int64_t last, int t
     }
     for (int64_t h = first; h < last; h++) {
         float *weights = r->weights + h * r->weights_head + begin;
+        pass_keys(j, thread, POINT_ATTN_SCORES, weights, h, 0, begin, end - begin);
         kern->softmax(weights, weights, end - begin, begin);
+        pass_keys(j, thread, POINT_ATTN_WEIGHTS, weights, h, 0, begin, end - begin);
         if (!machine_go_on(j->machine, thread, end - begin))
             return;
     }
@@ -141,12 +153,20 @@ void attend(machine *m, const config *c, const layer_weights *w, int64_t window,
             const attention_rows *rows)
 {
     attend_job job = {m, c, w, window, start, n, (float)(1 / sqrt((double)c->head_dim)), rows};
-    int64_t width = c->num_attention_heads * c->head_dim;
+    int64_t width = c->num_attention_heads * c->head_dim, kv_width = c->num_key_value_heads * c->head_dim;
 
     machine_linear(m, rows->q, rows->norm, n, &w->q, &w->q_bias);
     machine_linear(m, rows->k, rows->norm, n, &w->k, &w->k_bias);
     machine_linear(m, rows->v, rows->norm, n, &w->v, &w->v_bias);
+    pass_rows(m, POINT_Q_PRODUCT, rows->q, 0, n, width);
+    pass_rows(m, POINT_K_PRODUCT, rows->k, 0, n, kv_width);
+    pass_rows(m, POINT_V_PRODUCT, rows->v, 0, n, kv_width);
     machine_run(m, prepare_work, &job, n, 8 * n * width);
+    pass_rows(m, POINT_Q, rows->q, 0, n, width);
+    pass_rows(m, POINT_K, rows->k, 0, n, kv_width);
+    pass_rows(m, POINT_V, rows->v, 0, n, kv_width);
     machine_run(m, n == 1 ? single_token_work : sum_work, &job, c->num_attention_heads * n, 2 * n * (start + n) * width);
+    pass_rows(m, POINT_CONTEXT, rows->context, 0, n, width);
     machine_linear(m, rows->out, rows->context, n, &w->o, &w->o_bias);
+    pass_rows(m, POINT_ATTN_OUT, rows->out, 0, n, w->o.rows);
 }

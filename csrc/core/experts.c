@@ -45,6 +45,16 @@ static bool next_share(share *s, const ffn_job *j, int64_t n_outputs, int64_t fi
     return false;
 }
 
+/* Columns from .. to of n rows behind row t, of the point that stands `k` behind the first of this network. */
+static void pass_share(const ffn_job *j, int thread, const share *s, int k, float *values, int64_t width, int64_t t, int64_t n)
+{
+    const ffn_rows *r = j->rows;
+    bool packed = r->tokens != NULL;
+    pass_boundary(j->machine, thread, (point)(r->points + k),
+                  (piece){values + t * width + s->from, n, s->to - s->from, width, r->first_token + t,
+                          packed ? r->tokens + t : NULL, packed ? s->e : -1, s->from});
+}
+
 /* hidden = silu(gate x) * (up x), so many rows at a time that x is packed once and gate and up are still near. */
 static void hidden_work(void *argument, int64_t first, int64_t last, int thread)
 {
@@ -60,8 +70,11 @@ static void hidden_work(void *argument, int64_t first, int64_t last, int thread)
             if (!machine_product(j->machine, thread, gate, width, x, n, &w->gate, &no_bias, s.from, s.to) ||
                 !machine_product(j->machine, thread, up, width, x, n, &w->up, &no_bias, s.from, s.to))
                 return;
+            pass_share(j, thread, &s, 0, j->rows->gate, width, t, n);
+            pass_share(j, thread, &s, 1, j->rows->up, width, t, n);
             for (int64_t at = s.from; at < n * width; at += width)
                 j->machine->kernels->silu_mul(hidden + at, gate + at, up + at, s.to - s.from);
+            pass_share(j, thread, &s, 2, j->rows->hidden, width, t, n);
         }
     }
 }
@@ -72,10 +85,12 @@ static void output_work(void *argument, int64_t first, int64_t last, int thread)
     ffn_job *j = argument;
     static const matrix no_bias;
     int64_t width = j->networks[0].down.cols, hidden_size = j->networks[0].down.rows;
-    for (share s = {.e = -1}; next_share(&s, j, hidden_size, first, last);)
+    for (share s = {.e = -1}; next_share(&s, j, hidden_size, first, last);) {
         if (!machine_matmul(j->machine, thread, j->rows->output + s.start * hidden_size, hidden_size,
                             j->rows->hidden + s.start * width, s.count, &j->networks[s.e].down, &no_bias, s.from, s.to))
             return;
+        pass_share(j, thread, &s, 3, j->rows->output, hidden_size, s.start, s.count);
+    }
 }
 
 void ffn_run(machine *m, const ffn_weights *networks, int64_t n_networks, const int64_t *offsets, int64_t first, int64_t last,

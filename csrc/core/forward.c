@@ -62,10 +62,8 @@ double pass_done(const session *s, colibri_place p)
     return (before + (double)(s->tile_tokens * behind)) / ((double)s->pass_tokens * (double)(n_layers + 1));
 }
 
-bool run_stage(session *s, colibri_place p)
+static bool compute(session *s, colibri_place p)
 {
-    if (p.stage == COLIBRI_STAGE_ATTENTION || p.stage == COLIBRI_STAGE_NORM) /* where a layer ends */
-        s->machine.done = pass_done(s, p);
     switch (p.stage) {
     case COLIBRI_STAGE_EMBED: return stage_embed(s);
     case COLIBRI_STAGE_ATTENTION: return stage_attention(s, p.layer);
@@ -83,10 +81,21 @@ bool run_stage(session *s, colibri_place p)
     return true;
 }
 
+bool run_stage(session *s, colibri_place p)
+{
+    if (p.stage == COLIBRI_STAGE_ATTENTION || p.stage == COLIBRI_STAGE_NORM) /* where a layer ends */
+        s->machine.done = pass_done(s, p);
+    if (s->machine.boundary == NULL)
+        return compute(s, p);
+    boundary_begin_stage(&s->boundary, p.layer, s->tile_first);
+    return compute(s, p) && boundary_end_stage(&s->boundary, true);
+}
+
 bool forward(session *s, const int32_t *ids, int64_t n)
 {
     s->pass_start = s->n_tokens;
     s->pass_tokens = n;
+    boundary_begin_pass(&s->boundary);
     for (int64_t done = 0; done < n; done += s->layout.tile_tokens) {
         s->tile_ids = ids + done;
         s->tile_first = s->pass_start + done;

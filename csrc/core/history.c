@@ -52,6 +52,8 @@ static void keep_only(session *s, int64_t n_tokens, int64_t n_passes)
         s->n_truncations++;
         s->has_logits = false;
     }
+    if (n_passes < s->n_passes)
+        boundary_use_sum(&s->boundary);
     s->n_tokens = n_tokens;
     s->n_passes = n_passes;
     s->open = false;
@@ -95,6 +97,8 @@ static colibri_status keep(session *s, int64_t n_tokens, colibri_message *messag
 {
     int64_t n_passes;
     TRY(count_passes(s, n_tokens, &n_passes, message));
+    if (n_passes < s->n_passes)
+        boundary_sum(&s->boundary, n_passes);
     return keep_in_place(s, n_tokens, n_passes) ? COLIBRI_OK : keep_copied(s, n_tokens, n_passes, message);
 }
 
@@ -132,6 +136,8 @@ static colibri_status map_rows(session *s, int file, int64_t offset, int64_t n_t
         return fail(message, COLIBRI_ERROR_ARGUMENT, "this session was made to lie in memory: its options say no file_bytes");
     TRY(count_passes(s, n_tokens, &n_passes, message));
     TRY(block_of_file(s->layout.tape_bytes, file, offset, s->model, &fresh, message));
+    if (n_passes < s->n_passes)
+        boundary_sum(&s->boundary, n_passes);
     go_on_in(s, fresh, n_tokens, n_passes);
     return COLIBRI_OK;
 }
@@ -154,6 +160,7 @@ static colibri_status fork_rows(session *s, int64_t n_tokens, session **out, col
     f->n_tokens = n_tokens;
     f->n_passes = n_passes;
     memcpy(session_passes(f), session_passes(s), (size_t)(2 * n_passes) * sizeof(int64_t));
+    boundary_copy(&f->boundary, &s->boundary, n_passes);
     f->has_logits = s->has_logits && n_tokens == s->n_tokens;
     if (f->has_logits)
         memcpy(block_data(f->logits), block_data(s->logits), (size_t)s->layout.logits_bytes);

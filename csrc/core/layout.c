@@ -1,6 +1,7 @@
 #include "layout.h"
 
 #include "../utils/memory.h"
+#include "boundary.h"
 #include "machine.h"
 #include "router.h"
 
@@ -97,6 +98,10 @@ static void plan_scratch(const config *c, const bool *kept, int n_threads, layou
     out->hidden = plan_take(&scratch, FFN_ROWS, width * f32);
     out->room_floats = machine_room(larger(larger(c->hidden_size, c->num_attention_heads * c->head_dim), width));
     out->room = plan_take(&scratch, n_threads, out->room_floats * f32);
+    if (out->watches) {
+        out->tables = plan_take(&scratch, 3 + out->max_tokens, boundary_table_bytes(c));
+        out->thread_tables = plan_take(&scratch, n_threads, boundary_thread_bytes());
+    }
     out->scratch_bytes = scratch.n_bytes;
 }
 

@@ -22,6 +22,7 @@ typedef struct slot {
 
 typedef struct layout {
     int64_t max_tokens, tile_tokens;
+    bool watches;    /* values are counted: boundary.h. Given by the caller, too */
     slot *slots;     /* [num_hidden_layers, TAP_COUNT], filled at the place of storage (taps.h) */
     int64_t tape_bytes, kv_bytes, scratch_bytes, logits_bytes;
 
@@ -36,9 +37,10 @@ typedef struct layout {
     int64_t router;             /* [threads] router_scratch() */
     int64_t gate, up, hidden;   /* [FFN_ROWS, widest feed-forward network] */
     int64_t room, room_floats;  /* [threads, room_floats] machine_room() */
+    int64_t tables, thread_tables; /* [3 + max_tokens] and [threads] of what a boundary counts */
 } layout;
 
-/* Fills *out but for `slots`, which the caller gives, for the taps marked in kept (capture.h).
+/* Fills *out but for `slots` and `watches`, which the caller gives, for the taps marked in kept (capture.h).
  * Returns the bytes of all blocks together; < 0 when they overflow. */
 int64_t layout_plan(const config *c, const bool *kept, int64_t max_tokens, int n_threads, layout *out);
 

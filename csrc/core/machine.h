@@ -14,6 +14,7 @@ typedef struct machine {
     threads *pool;
     float *room;           /* [threads, room_floats] packed rows and sums of matrix products of more than one row */
     int64_t room_floats;   /* of one thread: machine_room() */
+    struct boundary *boundary; /* what happens to values once they are computed (boundary.h); NULL: nothing */
     int64_t serial_below;  /* work of fewer multiply-adds stays on the caller's thread: waking another costs more */
 
     colibri_progress progress; /* may be NULL */

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "boundary.h"
+
 /* One thread's scratch: a row of probabilities, then what topk needs. */
 static size_t row_bytes(int64_t n_experts)
 {
@@ -42,13 +44,17 @@ static void gates_of(const kernels *k, const router *r, const float *p, const in
             gates[s] = ids[s] >= 0 && n > 0 ? gates[--n] : 0;
 }
 
-void route_token(const kernels *k, const router *r, int64_t n_chosen, const float *logits, float *scores, int32_t *ids,
-                 float *gates, unsigned char *scratch)
+void route_scores(const kernels *k, const router *r, const float *logits, float *scores)
 {
     if (r->select_by_logits)
         memcpy(scores, logits, (size_t)r->n_experts * sizeof(float));
     else
         k->softmax(scores, logits, r->n_experts, 0);
+}
+
+void route_choose(const kernels *k, const router *r, int64_t n_chosen, const float *logits, const float *scores, int32_t *ids,
+                  float *gates, unsigned char *scratch)
+{
     topk(ids, scores, r->n_experts, n_chosen, scratch + row_bytes(r->n_experts));
     for (int64_t s = n_chosen; s < r->top_k; s++)
         ids[s] = -1;
@@ -80,10 +86,16 @@ static void route_work(void *argument, int64_t first, int64_t last, int thread)
 {
     route_job *j = argument;
     const router *r = j->router;
+    const kernels *k = j->machine->kernels;
+    int64_t n_experts = r->n_experts;
     unsigned char *scratch = r->scratch + (size_t)thread * router_scratch(r->n_experts);
     for (int64_t t = first; t < last; t++)
-        route_token(j->machine->kernels, r, r->top_k, j->logits + t * r->n_experts, j->scores + t * r->n_experts,
-                    j->ids + t * r->top_k, j->gates + t * r->top_k, scratch);
+        route_scores(k, r, j->logits + t * n_experts, j->scores + t * n_experts);
+    pass_boundary(j->machine, thread, POINT_SCORES,
+                  (piece){j->scores + first * n_experts, last - first, n_experts, n_experts, first, NULL, -1, 0});
+    for (int64_t t = first; t < last; t++)
+        route_choose(k, r, r->top_k, j->logits + t * n_experts, j->scores + t * n_experts, j->ids + t * r->top_k,
+                     j->gates + t * r->top_k, scratch);
 }
 
 void route(machine *m, const router *r, const float *x, int64_t n, const matrix *w, float *logits, float *scores, int32_t *ids,
@@ -91,6 +103,8 @@ void route(machine *m, const router *r, const float *x, int64_t n, const matrix 
 {
     static const matrix no_bias;
     machine_linear(m, logits, x, n, w, &no_bias);
+    pass_rows(m, POINT_ROUTER_LOGITS, logits, 0, n, r->n_experts);
     route_job job = {m, r, logits, scores, gates, ids};
     machine_run(m, route_work, &job, n, n * r->n_experts * 16); /* a softmax and a selection: some 16 operations an expert */
+    pass_rows(m, POINT_GATES, gates, 0, n, r->top_k);
 }

@@ -18,9 +18,11 @@ size_t router_scratch(int64_t n_experts); /* bytes of one thread, a multiple of 
 void route(machine *m, const router *r, const float *x, int64_t n, const matrix *w, float *logits, float *scores, int32_t *ids,
            float *gates);
 
-/* The same for one token whose logits are known and n_chosen <= top_k experts; the other slots get id -1 and gate 0. */
-void route_token(const kernels *k, const router *r, int64_t n_chosen, const float *logits, float *scores, int32_t *ids,
-                 float *gates, unsigned char *scratch);
+/* The same for one token whose logits are known, in two steps: its scores; and by them n_chosen <= top_k experts, where the other
+ * slots get id -1 and gate 0. */
+void route_scores(const kernels *k, const router *r, const float *logits, float *scores);
+void route_choose(const kernels *k, const router *r, int64_t n_chosen, const float *logits, const float *scores, int32_t *ids,
+                  float *gates, unsigned char *scratch);
 
 /* Gates of the experts that ids [k] name, in range and distinct but for -1: such a slot gets 0 and takes part in no sum. */
 void route_gates(const kernels *k, const router *r, const float *logits, const int32_t *ids, float *gates,

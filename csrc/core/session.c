@@ -1,5 +1,6 @@
 #include "session.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -83,6 +84,7 @@ static colibri_status reserve(session *s, const bool *kept, int64_t max_tokens, 
     bool all = s->threads_asked == 0 || s->threads_asked > cpus.count; /* more would only take turns */
     int n_threads = all ? cpus.count : s->threads_asked;
     s->layout.slots = calloc(n_slots, sizeof *s->layout.slots);
+    s->layout.watches = s->boundary.watch != COLIBRI_WATCH_OFF;
     if (s->layout.slots == NULL)
         return fail(message, COLIBRI_ERROR_MEMORY, "no memory for the table of %zu taps", n_slots);
     TRY(machine_init(&s->machine, n_threads, message)); /* before the plan: the stacks of threads take memory too */
@@ -93,6 +95,11 @@ static colibri_status reserve(session *s, const bool *kept, int64_t max_tokens, 
     TRY(block_create(s->layout.scratch_bytes, BLOCK_WORK, s->model, &s->scratch, message));
     s->machine.room = (float *)(void *)(block_data(s->scratch) + s->layout.room);
     s->machine.room_floats = s->layout.room_floats;
+    if (boundary_is_on(&s->boundary)) {
+        boundary_init(&s->boundary, &s->model->config, n_threads, block_data(s->scratch) + s->layout.tables,
+                      block_data(s->scratch) + s->layout.thread_tables);
+        s->machine.boundary = &s->boundary;
+    }
     TRY(block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->logits, message));
     return block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->next_logits, message);
 }
@@ -110,7 +117,11 @@ static colibri_status fill(session *s, const colibri_session_options *o, bool *k
                     COLIBRI_GATES_RAW_LOGITS);
     if (o->file_bytes < 0)
         return fail(message, COLIBRI_ERROR_ARGUMENT, "file_bytes is %lld; a file holds 1 or more", (long long)o->file_bytes);
+    if ((int)o->watch < COLIBRI_WATCH_OFF || (int)o->watch > COLIBRI_WATCH_STOP)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "watch %d does not exist; choose 0 (off) to %d (stop)", (int)o->watch,
+                    COLIBRI_WATCH_STOP);
     s->file_bytes = o->file_bytes;
+    s->boundary.watch = o->watch;
     s->threads_asked = o->threads;
     s->gates = o->gate_mode == COLIBRI_GATES_MODEL ? c->gate_rule : o->gate_mode;
     TRY(o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message)
@@ -124,6 +135,7 @@ static colibri_status fill_like(session *s, const session *like, bool *kept, col
     s->threads_asked = like->threads_asked;
     s->gates = like->gates;
     s->held_by_memory = like->held_by_memory;
+    s->boundary.watch = like->boundary.watch;
     for (int64_t i = 0; i < s->model->config.num_hidden_layers * TAP_COUNT; i++)
         kept[i] = like->layout.slots[i].kept;
     return reserve(s, kept, like->layout.max_tokens, message);
@@ -290,6 +302,7 @@ colibri_status session_close_pass(session *s, colibri_message *message)
                     "the file that holds the tape could not take rows: the disk is full, or the file was cut; this session can "
                     "compute no more");
     int64_t *pass = session_passes(s) + 2 * s->n_passes;
+    boundary_close_pass(&s->boundary, s->n_passes);
     instant_begin();
     pass[0] = s->pass_start;
     pass[1] = s->pass_start + s->pass_tokens;
@@ -300,6 +313,7 @@ colibri_status session_close_pass(session *s, colibri_message *message)
     s->next_logits = old;
     s->has_logits = true;
     s->open = false;
+    boundary_add_pass(&s->boundary);
     instant_end();
     return COLIBRI_OK;
 }
@@ -309,10 +323,12 @@ static colibri_status feed(session *s, const int32_t *ids, int64_t n, colibri_pr
 {
     TRY(session_check_pass(s, ids, n, message));
     machine_begin(&s->machine, progress, user, 0);
-    if (!forward(s, ids, n))
-        return fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; the session still has its %lld tokens",
-                    (long long)s->n_tokens);
-    return session_close_pass(s, message);
+    if (forward(s, ids, n))
+        return session_close_pass(s, message);
+    char tail[64];
+    snprintf(tail, sizeof tail, "the session still has its %lld tokens", (long long)s->n_tokens);
+    return s->boundary.found != NULL ? boundary_fail(&s->boundary, tail, message)
+                                     : fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; %s", tail);
 }
 
 colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
@@ -338,6 +354,14 @@ int64_t session_truncations(session *s)
 {
     instant_begin();
     int64_t n = s->n_truncations;
+    instant_end();
+    return n;
+}
+
+size_t session_watch(session *s, colibri_watch_row *out, size_t capacity)
+{
+    instant_begin();
+    size_t n = boundary_table(&s->boundary, out, capacity);
     instant_end();
     return n;
 }

@@ -10,6 +10,7 @@
 
 #include "../model/weights.h"
 #include "../utils/memory.h"
+#include "boundary.h"
 #include "layout.h"
 #include "machine.h"
 
@@ -17,6 +18,7 @@ typedef struct session {
     const model_data *model; /* kept alive by the owner of the session */
     layout layout;
     machine machine;
+    boundary boundary;       /* its counts of closed passes: within an instant */
     colibri_gate_mode gates; /* as applied; never COLIBRI_GATES_MODEL */
     int busy;                /* atomic: a thread is inside */
     pid_t process;           /* atomic: that of who came in last; in a child of it, nobody is left to finish what was going on */
@@ -64,6 +66,7 @@ colibri_status session_close_pass(session *s, colibri_message *message);
 
 void session_length(session *s, int64_t *n_tokens, int64_t *n_passes);
 int64_t session_truncations(session *s);
+size_t session_watch(session *s, colibri_watch_row *out, size_t capacity);
 void session_pass(session *s, int64_t pass, int64_t *start, int64_t *stop); /* 0, 0 when there is no such pass */
 colibri_session_memory session_memory(session *s);
 void session_blocks(session *s, colibri_block out[COLIBRI_SESSION_BLOCKS]);

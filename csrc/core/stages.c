@@ -39,6 +39,7 @@ bool stage_embed(session *s)
     const unsigned char *table = w->data;
     for (int64_t t = 0; t < s->tile_tokens; t++)
         s->machine.kernels->widen(x + t * w->cols, table + s->tile_ids[t] * row_bytes, w->dtype, w->cols);
+    pass_rows(&s->machine, POINT_EMBED, x, 0, s->tile_tokens, w->cols);
 
     rotary_rows(&s->machine, &s->model->config, s->model->inv_freq, s->tile_first, s->tile_tokens, scratch(s, s->layout.cos),
                 scratch(s, s->layout.sin));
@@ -77,17 +78,20 @@ bool stage_attention(session *s, int64_t l)
         r.weights_thread = 0;
     }
     machine_norm(&s->machine, norm, x, n, &w->attn_norm, c->rms_norm_eps);
+    pass_rows(&s->machine, POINT_ATTN_NORM, norm, 0, n, c->hidden_size);
     attend(&s->machine, c, w, c->window[l], s->tile_first, n, &r);
     return !machine_stopped(&s->machine);
 }
 
 /* h = x + attn.out, of which the feed-forward half of a layer reads norm(h). */
-static void normalised(session *s, int64_t l, float *input)
+static void normalised(session *s, int64_t l, float *input, point of_input)
 {
     const config *c = &s->model->config;
     float *h = scratch(s, s->layout.residual);
     machine_add(&s->machine, h, layer_input(s, l), rows(s, TAP_ATTN_OUT, l), s->tile_tokens * c->hidden_size);
+    pass_rows(&s->machine, POINT_MIDDLE, h, 0, s->tile_tokens, c->hidden_size);
     machine_norm(&s->machine, input, h, s->tile_tokens, &s->model->weights.layers[l].moe_norm, c->rms_norm_eps);
+    pass_rows(&s->machine, of_input, input, 0, s->tile_tokens, c->hidden_size);
 }
 
 /* ---- mixture of experts ---------------------------------------------------------------------------------------------------- */
@@ -107,7 +111,7 @@ bool stage_router(session *s, int64_t l)
 {
     router r = router_of(s, s->gates);
     float *input = rows(s, TAP_MOE_INPUT, l);
-    normalised(s, l, input);
+    normalised(s, l, input, POINT_MOE_INPUT);
     route(&s->machine, &r, input, s->tile_tokens, &s->model->weights.layers[l].router, rows(s, TAP_ROUTER_LOGITS, l),
           rows(s, TAP_SCORES, l), session_rows(s, TAP_EXPERT_IDS, l), rows(s, TAP_GATES, l));
     return !machine_stopped(&s->machine);
@@ -116,15 +120,21 @@ bool stage_router(session *s, int64_t l)
 void route_tile_again(session *s, int64_t l, colibri_gate_mode gates, int64_t k, int64_t first, int64_t count, bool keep_ids)
 {
     router r = router_of(s, gates);
-    for (int64_t t = first; t < first + count; t++) {
-        const float *logits = rows(s, TAP_ROUTER_LOGITS, l) + t * r.n_experts;
-        float *g = rows(s, TAP_GATES, l) + t * r.top_k;
-        int32_t *ids = (int32_t *)session_rows(s, TAP_EXPERT_IDS, l) + t * r.top_k;
+    const kernels *kern = s->machine.kernels;
+    const float *logits = rows(s, TAP_ROUTER_LOGITS, l);
+    float *scores = rows(s, TAP_SCORES, l), *g = rows(s, TAP_GATES, l);
+    int32_t *ids = session_rows(s, TAP_EXPERT_IDS, l);
+    for (int64_t t = first; !keep_ids && t < first + count; t++)
+        route_scores(kern, &r, logits + t * r.n_experts, scores + t * r.n_experts);
+    if (!keep_ids)
+        pass_rows(&s->machine, POINT_SCORES, scores, 0, s->tile_tokens, r.n_experts);
+    for (int64_t t = first; t < first + count; t++)
         if (keep_ids)
-            route_gates(s->machine.kernels, &r, logits, ids, g, r.scratch);
+            route_gates(kern, &r, logits + t * r.n_experts, ids + t * r.top_k, g + t * r.top_k, r.scratch);
         else
-            route_token(s->machine.kernels, &r, k, logits, rows(s, TAP_SCORES, l) + t * r.n_experts, ids, g, r.scratch);
-    }
+            route_choose(kern, &r, k, logits + t * r.n_experts, scores + t * r.n_experts, ids + t * r.top_k, g + t * r.top_k,
+                         r.scratch);
+    pass_rows(&s->machine, POINT_GATES, g, 0, s->tile_tokens, r.top_k);
 }
 
 /* The packed rows of a tile follow those of the tiles before it. */
@@ -190,6 +200,8 @@ bool stage_experts(session *s, int64_t l, int64_t expert)
             .up = ffn_buffer(s, TAP_DISPATCH_UP, l, row, s->layout.up),
             .hidden = ffn_buffer(s, TAP_DISPATCH_HIDDEN, l, row, s->layout.hidden),
             .output = rows(s, TAP_DISPATCH_OUTPUT, l) + row * H,
+            .tokens = (const int32_t *)session_rows(s, TAP_DISPATCH_TOKENS, l) + row,
+            .points = POINT_EXPERT_GATE,
         };
         last = group_end(offsets, to, first);
         ffn_run(&s->machine, s->model->weights.layers[l].experts, c->num_experts, offsets, first, last, &r);
@@ -198,12 +210,19 @@ bool stage_experts(session *s, int64_t l, int64_t expert)
 }
 
 /* One network that every token of the tile passes through. */
-static void dense(session *s, const ffn_weights *w, const float *input, float *output)
+static void dense(session *s, const ffn_weights *w, point points, const float *input, float *output)
 {
     int64_t H = s->model->config.hidden_size, offsets[2] = {0, s->tile_tokens};
     for (int64_t row = 0; row < s->tile_tokens; row += FFN_ROWS) {
-        ffn_rows r = {input + row * H, scratch(s, s->layout.gate), scratch(s, s->layout.up), scratch(s, s->layout.hidden),
-                      output + row * H};
+        ffn_rows r = {
+            .input = input + row * H,
+            .gate = scratch(s, s->layout.gate),
+            .up = scratch(s, s->layout.up),
+            .hidden = scratch(s, s->layout.hidden),
+            .output = output + row * H,
+            .first_token = row,
+            .points = points,
+        };
         int64_t stop = row + FFN_ROWS < s->tile_tokens ? row + FFN_ROWS : s->tile_tokens;
         ffn_run(&s->machine, w, 1, offsets, row, stop, &r);
     }
@@ -222,29 +241,33 @@ bool stage_shared(session *s, int64_t l)
         return true;
     const float *input = rows(s, TAP_MOE_INPUT, l);
     float *gate = rows(s, TAP_SHARED_GATE, l);
-    dense(s, &w->shared, input, rows(s, TAP_SHARED_OUTPUT, l));
+    dense(s, &w->shared, POINT_SHARED_INNER_GATE, input, rows(s, TAP_SHARED_OUTPUT, l));
     machine_linear(&s->machine, gate, input, s->tile_tokens, &w->shared_gate, &no_bias);
+    pass_rows(&s->machine, POINT_SHARED_GATE_PRODUCT, gate, 0, s->tile_tokens, 1);
     s->machine.kernels->sigmoid(gate, gate, s->tile_tokens);
+    pass_rows(&s->machine, POINT_SHARED_GATE, gate, 0, s->tile_tokens, 1);
     return !machine_stopped(&s->machine);
 }
 
 bool stage_aggregator(session *s, int64_t l)
 {
     const config *c = &s->model->config;
-    float *routed = rows(s, TAP_MOE_ROUTED, l);
+    float *routed = rows(s, TAP_MOE_ROUTED, l), *output = rows(s, TAP_MOE_OUTPUT, l); /* the same without a shared expert */
     aggregate_routed(&s->machine, routed, rows(s, TAP_DISPATCH_OUTPUT, l), rows(s, TAP_GATES, l), scratch(s, s->layout.places),
                      s->tile_tokens, c->top_k, c->hidden_size);
+    pass_rows(&s->machine, POINT_MOE_ROUTED, routed, 0, s->tile_tokens, c->hidden_size);
     if (has_shared(s))
-        aggregate_shared(&s->machine, rows(s, TAP_MOE_OUTPUT, l), routed, rows(s, TAP_SHARED_OUTPUT, l),
+        aggregate_shared(&s->machine, output, routed, rows(s, TAP_SHARED_OUTPUT, l),
                          rows(s, TAP_SHARED_GATE, l), s->tile_tokens, c->hidden_size);
+    pass_rows(&s->machine, POINT_MOE_OUTPUT, output, 0, s->tile_tokens, c->hidden_size);
     return !machine_stopped(&s->machine);
 }
 
 bool stage_mlp(session *s, int64_t l)
 {
     float *input = rows(s, TAP_MLP_INPUT, l);
-    normalised(s, l, input);
-    dense(s, &s->model->weights.layers[l].mlp, input, rows(s, TAP_MLP_OUTPUT, l));
+    normalised(s, l, input, POINT_MLP_INPUT);
+    dense(s, &s->model->weights.layers[l].mlp, POINT_MLP_INNER_GATE, input, rows(s, TAP_MLP_OUTPUT, l));
     return !machine_stopped(&s->machine);
 }
 
@@ -252,7 +275,9 @@ bool stage_residual(session *s, int64_t l)
 {
     const config *c = &s->model->config;
     const float *y = rows(s, c->is_moe[l] ? TAP_MOE_OUTPUT : TAP_MLP_OUTPUT, l);
-    machine_add(&s->machine, rows(s, TAP_OUTPUT, l), scratch(s, s->layout.residual), y, s->tile_tokens * c->hidden_size);
+    float *output = rows(s, TAP_OUTPUT, l);
+    machine_add(&s->machine, output, scratch(s, s->layout.residual), y, s->tile_tokens * c->hidden_size);
+    pass_rows(&s->machine, POINT_OUTPUT, output, 0, s->tile_tokens, c->hidden_size);
     return !machine_stopped(&s->machine);
 }
 
@@ -261,8 +286,10 @@ bool stage_residual(session *s, int64_t l)
 bool stage_norm(session *s)
 {
     const config *c = &s->model->config;
-    machine_norm(&s->machine, rows(s, TAP_NORM, 0), layer_input(s, c->num_hidden_layers), s->tile_tokens, &s->model->weights.norm,
+    float *norm = rows(s, TAP_NORM, 0);
+    machine_norm(&s->machine, norm, layer_input(s, c->num_hidden_layers), s->tile_tokens, &s->model->weights.norm,
                  c->rms_norm_eps);
+    pass_rows(&s->machine, POINT_NORM, norm, 0, s->tile_tokens, c->hidden_size);
     return !machine_stopped(&s->machine);
 }
 
@@ -272,10 +299,10 @@ bool stage_logits(session *s)
     const config *c = &s->model->config;
     const weights *w = &s->model->weights;
     const float *norm = rows(s, TAP_NORM, 0);
-    if (session_keeps(s, TAP_LOGITS, 0))
-        machine_linear(&s->machine, rows(s, TAP_LOGITS, 0), norm, s->tile_tokens, &w->lm_head, &no_bias);
-    else if (s->tile_first + s->tile_tokens == s->pass_start + s->pass_tokens)
-        machine_linear(&s->machine, (float *)(void *)block_data(s->next_logits), norm + (s->tile_tokens - 1) * c->hidden_size, 1,
-                       &w->lm_head, &no_bias);
+    bool all = session_keeps(s, TAP_LOGITS, 0), last = s->tile_first + s->tile_tokens == s->pass_start + s->pass_tokens;
+    float *logits = all ? rows(s, TAP_LOGITS, 0) : (float *)(void *)block_data(s->next_logits);
+    int64_t n = all ? s->tile_tokens : last ? 1 : 0, first = s->tile_tokens - n;
+    machine_linear(&s->machine, logits, norm + first * c->hidden_size, n, &w->lm_head, &no_bias);
+    pass_rows(&s->machine, POINT_LOGITS, logits, first, n, w->lm_head.rows);
     return !machine_stopped(&s->machine);
 }

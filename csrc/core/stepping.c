@@ -99,6 +99,7 @@ static colibri_status begin(session *s, const int32_t *ids, int64_t n, colibri_m
     s->pass_tokens = s->tile_tokens = n;
     s->tile_ids = own;
     s->shown = false;
+    boundary_begin_pass(&s->boundary);
     go_to(s, first_place());
     return COLIBRI_OK;
 }
@@ -149,8 +150,12 @@ static colibri_status step(session *s, colibri_progress progress, void *user, co
 
     machine_begin(&s->machine, progress, user, pass_done(s, here));
     s->began_next = true;
-    if (!run_stage(s, here))
-        return fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; the open pass is still before %s", place_text(here, text));
+    if (!run_stage(s, here)) {
+        char tail[PLACE_TEXT_SIZE + 32];
+        snprintf(tail, sizeof tail, "the open pass is still before %s", place_text(here, text));
+        return s->boundary.found != NULL ? boundary_fail(&s->boundary, tail, message)
+                                         : fail(message, COLIBRI_ERROR_INTERRUPTED, "interrupted; %s", tail);
+    }
 
     colibri_place next = next_place(s, here);
     if (next.stage == COLIBRI_STAGE_NONE)
@@ -191,7 +196,10 @@ static colibri_status route_again(session *s, colibri_gate_mode gates, int64_t k
                     (long long)s->model->config.top_k);
     if (keep_ids)
         TRY(check_choices(s, s->next.layer, first, count, message));
+    boundary_forget(&s->boundary, keep_ids ? POINT_GATES : POINT_SCORES, POINT_GATES, s->next.layer);
+    boundary_begin_stage(&s->boundary, s->next.layer, s->tile_first);
     route_tile_again(s, s->next.layer, gates == COLIBRI_GATES_MODEL ? s->gates : gates, k, first, count, keep_ids);
+    (void)boundary_end_stage(&s->boundary, false);
     return COLIBRI_OK;
 }
 

@@ -139,10 +139,10 @@ tap tap_storage(const config *c, tap t)
     }
 }
 
-void tap_path(tap t, int64_t layer, int64_t expert, char out[TAP_PATH_SIZE])
+void path_fill(const char *path, int64_t layer, int64_t expert, char out[TAP_PATH_SIZE])
 {
     size_t n = 0;
-    for (const char *p = tap_kinds[t].path; *p != '\0' && n + 24 < TAP_PATH_SIZE; p++) {
+    for (const char *p = path; *p != '\0' && n + 24 < TAP_PATH_SIZE; p++) {
         if (*p != '{') {
             out[n++] = *p;
             continue;
@@ -155,4 +155,9 @@ void tap_path(tap t, int64_t layer, int64_t expert, char out[TAP_PATH_SIZE])
         p += 2; /* past "l}" */
     }
     out[n] = '\0';
+}
+
+void tap_path(tap t, int64_t layer, int64_t expert, char out[TAP_PATH_SIZE])
+{
+    path_fill(tap_kinds[t].path, layer, expert, out);
 }

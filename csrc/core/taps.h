@@ -69,5 +69,6 @@ tap tap_storage(const config *c, tap t);
 #define TAP_PATH_SIZE 96
 /* The path with {l} and {e} filled in; a negative number gives '*'. */
 void tap_path(tap t, int64_t layer, int64_t expert, char out[TAP_PATH_SIZE]);
+void path_fill(const char *path, int64_t layer, int64_t expert, char out[TAP_PATH_SIZE]);
 
 #endif

@@ -9,7 +9,8 @@
  *   4. session                  one timeline of tokens: KV cache, tape, working memory
  *   5. taps                     the named intermediates of a session
  *   6. stepping                 a pass run stage by stage, its rows open to be looked at and edited
- *   7. this machine             which code path runs, how many threads
+ *   7. points                  what is computed between taps too, watched for NaN and Inf
+ *   8. this machine             which code path runs, how many threads
  *
  * Promises: the library never prints, never exits, never raises a signal, never changes the floating-point mode of the process,
  * and allocates nothing while a forward pass runs. The same ids give the same bytes for any thread count, chunking, capture
@@ -47,7 +48,8 @@ typedef enum colibri_status {
     COLIBRI_ERROR_MEMORY,      /* the planned memory cannot be had; the message gives the bytes */
     COLIBRI_ERROR_BUSY,        /* another thread is inside this session, or a stepped pass is open where none may be */
     COLIBRI_ERROR_INTERRUPTED, /* the progress callback asked to stop; the session is as before the call */
-    COLIBRI_ERROR_NOT_CAPTURED /* the tap exists, but this session's capture does not keep it */
+    COLIBRI_ERROR_NOT_CAPTURED, /* the tap exists, but this session's capture does not keep it */
+    COLIBRI_ERROR_NONFINITE    /* a stage of a session that watches for it gave a NaN or an Inf; the session is as before the call */
 } colibri_status;
 
 /* One English sentence that names the file, tensor, layer or limit at fault and the nearest valid choice.
@@ -216,6 +218,13 @@ typedef enum colibri_gate_mode {
     COLIBRI_GATES_RAW_LOGITS           /* the logit itself: a study option, no published model does this */
 } colibri_gate_mode;
 
+/* What happens to the values of each point (7) once a stage has computed them. */
+typedef enum colibri_watch {
+    COLIBRI_WATCH_OFF = 0,
+    COLIBRI_WATCH_COUNT, /* they are counted: colibri_session_watch */
+    COLIBRI_WATCH_STOP   /* and a pass ends with NONFINITE at the first stage whose values are not all finite */
+} colibri_watch;
+
 typedef struct colibri_session_options {
     size_t size;                /* sizeof(colibri_session_options), so that it can grow */
     const char *const *capture; /* "none", "routing", "moe", "all" or tap paths with '*'; several are joined */
@@ -224,6 +233,7 @@ typedef struct colibri_session_options {
     int threads;                /* 0 = as many as this process may use; more than that would only take turns and are not made */
     colibri_gate_mode gate_mode;
     int64_t file_bytes;         /* not 0: the tape is to lie in a file (colibri_session_map), which can hold so much of it */
+    colibri_watch watch;
 } colibri_session_options;
 
 /* Plans and reserves all memory; nothing is allocated later in a forward pass. MEMORY and CAPACITY messages give the bytes. */
@@ -405,7 +415,43 @@ colibri_status colibri_session_fork(colibri_session *session, int64_t n_tokens, 
 /* When a lease on the tape lives, the session moves to a fresh block with a copy of its rows, so that no view reaches them. */
 colibri_status colibri_session_move(colibri_session *session, colibri_message *message);
 
-/* ---- 7. this machine ------------------------------------------------------------------------------------------------------- */
+/* ---- 7. points ------------------------------------------------------------------------------------------------------------- */
+
+/* Everything a pass computes, in the order in which data flows: the taps of floating dtype and what lies between them. */
+typedef struct colibri_point_kind {
+    const char *path;    /* with {l} for the layer and {e} for the expert */
+    colibri_stage stage; /* that computes it; layers.{l}.middle of a dense layer: the stage mlp, the tap mlp.input */
+    size_t tap;          /* the tap that it is, or the first one behind it: an index into the table of taps */
+} colibri_point_kind;
+
+const colibri_point_kind *colibri_point_kinds(size_t *count);
+
+/* What a watching session counted, by bit pattern, at a point of a layer, of all tokens of its closed passes: the same for any
+ * number of threads, chunking and instruction set, but that logits count the last token of each pass alone where the session does
+ * not keep them. Values count as their stage computed them; what is edited into the rows of an open pass afterwards does not.
+ * Passes that were interrupted, failed or abandoned are not in it.
+ *
+ * The first value that is not finite is the one of the least token, then expert, then index. The index counts the values of one
+ * token (and expert) at this point from 0; of attn.scores and attn.weights, where token t has t + 1 keys in each head whether a
+ * window hides some or not, it is head * (t + 1) + key. */
+typedef struct colibri_watch_row {
+    size_t point;  /* index into the table of points */
+    int64_t layer; /* -1 outside layers */
+    int64_t n;     /* values */
+    int64_t n_nan, n_signalling;   /* NaN; of these, signalling ones */
+    int64_t n_inf, n_negative_inf; /* infinities; of these, negative ones */
+    int64_t n_subnormal;
+    int64_t token, expert, index;  /* of the first value that is not finite; -1: there is none, or no expert */
+    float largest;                 /* finite magnitude */
+    uint32_t bits;                 /* of that first value; every quiet NaN is 0x7fc00000 */
+} colibri_watch_row;
+
+/* Writes up to `capacity` rows, one for each point that this model has, layer by layer; returns how many there are, 0 when the
+ * session does not watch. Any thread. */
+size_t colibri_session_watch(const colibri_session *session, colibri_watch_row *out, size_t capacity);
+colibri_watch colibri_session_watches(const colibri_session *session);
+
+/* ---- 8. this machine ------------------------------------------------------------------------------------------------------- */
 
 /* The code path in force ("avx512", "avx2", "scalar" ...). The environment variable COLIBRI_ISA forces one; an unavailable name makes
  * colibri_model_open fail with UNSUPPORTED and the list of available ones. */

@@ -107,7 +107,18 @@ void topk(int32_t *ids, const float *scores, int64_t n, int64_t k, void *scratch
  * Own range reduction: the same bits everywhere. */
 void rotary_row(float *cos, float *sin, const float *inv_freq, int64_t half, int64_t position, float factor);
 
-/* Counts by bit pattern over n elements of a floating dtype; src may be misaligned. first_nonfinite is relative to src. */
+/* What bit patterns say of n elements of a floating dtype; src may be misaligned. */
+typedef struct sentinel {
+    int64_t n_nan, n_signalling;  /* signalling ones count as NaN too */
+    int64_t n_inf, n_negative_inf; /* of both signs; negative ones */
+    int64_t n_subnormal;
+    uint32_t largest;             /* bits of the largest finite magnitude; 0 when there is none */
+    uint32_t first_bits;          /* of the first element that is not finite ... */
+    int64_t first;                /* ... which stands here; -1 when there is none */
+} sentinel;
+sentinel sentinel_scan(const void *src, colibri_dtype dtype, int64_t n);
+
+/* The same in short. first_nonfinite is relative to src. */
 colibri_census census(const void *src, colibri_dtype dtype, int64_t n);
 
 #endif

@@ -18,7 +18,8 @@ static routed route_by(const kernels *k, colibri_gate_mode gates, bool by_logits
     router r = {.n_experts = n, .top_k = top_k, .select_by_logits = by_logits, .gates = gates};
     unsigned char *scratch = malloc(router_scratch(n));
     CHECK(scratch != NULL);
-    route_token(k, &r, r.top_k, logits, out.scores, out.ids, out.gates, scratch);
+    route_scores(k, &r, logits, out.scores);
+    route_choose(k, &r, r.top_k, logits, out.scores, out.ids, out.gates, scratch);
     free(scratch);
     return out;
 }

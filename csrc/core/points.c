@@ -1,0 +1,59 @@
+#include "points.h"
+
+#define L "layers.{l}."
+#define EXPERT L "moe.experts.{e}."
+#define SHARED L "moe.shared."
+
+const colibri_point_kind point_kinds[POINT_COUNT] = {
+    [POINT_EMBED] = {"embed", COLIBRI_STAGE_EMBED, TAP_EMBED},
+
+    [POINT_ATTN_NORM] = {L "attn.norm", COLIBRI_STAGE_ATTENTION, TAP_ATTN_NORM},
+    [POINT_Q_PRODUCT] = {L "attn.q.product", COLIBRI_STAGE_ATTENTION, TAP_ATTN_Q},
+    [POINT_K_PRODUCT] = {L "attn.k.product", COLIBRI_STAGE_ATTENTION, TAP_ATTN_K},
+    [POINT_V_PRODUCT] = {L "attn.v.product", COLIBRI_STAGE_ATTENTION, TAP_ATTN_V},
+    [POINT_Q] = {L "attn.q", COLIBRI_STAGE_ATTENTION, TAP_ATTN_Q},
+    [POINT_K] = {L "attn.k", COLIBRI_STAGE_ATTENTION, TAP_ATTN_K},
+    [POINT_V] = {L "attn.v", COLIBRI_STAGE_ATTENTION, TAP_ATTN_V},
+    [POINT_ATTN_SCORES] = {L "attn.scores", COLIBRI_STAGE_ATTENTION, TAP_ATTN_WEIGHTS},
+    [POINT_ATTN_WEIGHTS] = {L "attn.weights", COLIBRI_STAGE_ATTENTION, TAP_ATTN_WEIGHTS},
+    [POINT_CONTEXT] = {L "attn.context", COLIBRI_STAGE_ATTENTION, TAP_ATTN_OUT},
+    [POINT_ATTN_OUT] = {L "attn.out", COLIBRI_STAGE_ATTENTION, TAP_ATTN_OUT},
+
+    [POINT_MIDDLE] = {L "middle", COLIBRI_STAGE_ROUTER, TAP_MOE_INPUT},
+    [POINT_MOE_INPUT] = {L "moe.input", COLIBRI_STAGE_ROUTER, TAP_MOE_INPUT},
+    [POINT_ROUTER_LOGITS] = {L "moe.router_logits", COLIBRI_STAGE_ROUTER, TAP_ROUTER_LOGITS},
+    [POINT_SCORES] = {L "moe.scores", COLIBRI_STAGE_ROUTER, TAP_SCORES},
+    [POINT_GATES] = {L "moe.gates", COLIBRI_STAGE_ROUTER, TAP_GATES},
+    [POINT_EXPERT_GATE] = {EXPERT "gate", COLIBRI_STAGE_EXPERT, TAP_EXPERT_GATE},
+    [POINT_EXPERT_UP] = {EXPERT "up", COLIBRI_STAGE_EXPERT, TAP_EXPERT_UP},
+    [POINT_EXPERT_HIDDEN] = {EXPERT "hidden", COLIBRI_STAGE_EXPERT, TAP_EXPERT_HIDDEN},
+    [POINT_EXPERT_OUTPUT] = {EXPERT "output", COLIBRI_STAGE_EXPERT, TAP_EXPERT_OUTPUT},
+    [POINT_SHARED_INNER_GATE] = {SHARED "inner.gate", COLIBRI_STAGE_SHARED, TAP_SHARED_OUTPUT},
+    [POINT_SHARED_INNER_UP] = {SHARED "inner.up", COLIBRI_STAGE_SHARED, TAP_SHARED_OUTPUT},
+    [POINT_SHARED_INNER_HIDDEN] = {SHARED "inner.hidden", COLIBRI_STAGE_SHARED, TAP_SHARED_OUTPUT},
+    [POINT_SHARED_OUTPUT] = {SHARED "output", COLIBRI_STAGE_SHARED, TAP_SHARED_OUTPUT},
+    [POINT_SHARED_GATE_PRODUCT] = {SHARED "gate.product", COLIBRI_STAGE_SHARED, TAP_SHARED_GATE},
+    [POINT_SHARED_GATE] = {SHARED "gate", COLIBRI_STAGE_SHARED, TAP_SHARED_GATE},
+    [POINT_MOE_ROUTED] = {L "moe.routed", COLIBRI_STAGE_AGGREGATOR, TAP_MOE_ROUTED},
+    [POINT_MOE_OUTPUT] = {L "moe.output", COLIBRI_STAGE_AGGREGATOR, TAP_MOE_OUTPUT},
+
+    [POINT_MLP_INPUT] = {L "mlp.input", COLIBRI_STAGE_MLP, TAP_MLP_INPUT},
+    [POINT_MLP_INNER_GATE] = {L "mlp.inner.gate", COLIBRI_STAGE_MLP, TAP_MLP_OUTPUT},
+    [POINT_MLP_INNER_UP] = {L "mlp.inner.up", COLIBRI_STAGE_MLP, TAP_MLP_OUTPUT},
+    [POINT_MLP_INNER_HIDDEN] = {L "mlp.inner.hidden", COLIBRI_STAGE_MLP, TAP_MLP_OUTPUT},
+    [POINT_MLP_OUTPUT] = {L "mlp.output", COLIBRI_STAGE_MLP, TAP_MLP_OUTPUT},
+    [POINT_OUTPUT] = {L "output", COLIBRI_STAGE_RESIDUAL, TAP_OUTPUT},
+
+    [POINT_NORM] = {"norm", COLIBRI_STAGE_NORM, TAP_NORM},
+    [POINT_LOGITS] = {"logits", COLIBRI_STAGE_LOGITS, TAP_LOGITS},
+};
+
+bool point_exists(const config *c, point p, int64_t layer)
+{
+    return p == POINT_MIDDLE || tap_exists(c, (tap)point_kinds[p].tap, layer);
+}
+
+void point_path(point p, int64_t layer, int64_t expert, char out[TAP_PATH_SIZE])
+{
+    path_fill(point_kinds[p].path, layer, expert, out);
+}
