@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from colibri_lab.difference.result import Diff
     from colibri_lab.difference.tolerance import tolerance
     from colibri_lab.difference.verdict import diff
+    from colibri_lab.emulation import Emulation
     from colibri_lab.generate import Token
     from colibri_lab.loading import load_trace
     from colibri_lab.model import Model, open
@@ -64,6 +65,7 @@ __all__ = [
     "ConditionError",
     "Diff",
     "DiffView",
+    "Emulation",
     "FileError",
     "FormatError",
     "Model",
@@ -106,7 +108,7 @@ _LAZY = {
     "DiffView": "widgets.diff", "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper",
     "routing": "routing", "cache": "cache", "numerics": "numerics", "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
-    "exercises": "exercises", "record": "record",
+    "exercises": "exercises", "record": "record", "Emulation": "emulation",
     "Diff": "difference.result", "diff": "difference.verdict", "tolerance": "difference.tolerance",
 }  # fmt: skip
 
