@@ -143,15 +143,20 @@ class Source:
 
     def format(self, point: str) -> str:
         """The number format in which the values of a point are kept: what decides where overflow begins."""
-        storage = self._emulation.get("storage")
-        if isinstance(storage, str):
-            return storage
-        if isinstance(storage, Mapping):
+        return self._emulated("storage", point) or ("float32" if "storage" in self._emulation else self.dtype)
+
+    def accumulation(self, point: str) -> str | None:
+        """The format to which partial sums are rounded in the operation that makes a point; None: they are not."""
+        return self._emulated("accumulation", point)
+
+    def _emulated(self, what: str, point: str) -> str | None:
+        said = self._emulation.get(what)
+        if isinstance(said, Mapping):
             part = point.split(".")
             names = {point, ".".join([*part[:4], "*", *part[5:]]) if part[3:4] == ["experts"] else point}
-            named = [kind for pattern, kind in storage.items() if any(fnmatchcase(name, pattern) for name in names)]
-            return str(named[-1]) if named else "float32"
-        return self.dtype
+            named = [kind for pattern, kind in said.items() if any(fnmatchcase(name, pattern) for name in names)]
+            said = named[-1] if named else None
+        return None if said is None else str(said)
 
     @cached_property
     def _emulation(self) -> Mapping[str, Any]:

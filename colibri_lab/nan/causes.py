@@ -1,0 +1,139 @@
+"""Why values are born that are not finite: the first point inside the operation that broke, and what broke there.
+
+`explain` computes the points between the recorded taps again with the engine's arithmetic. Where that gives NaN or Inf
+as well, the operation itself tells why; where it does not, the record was changed by hand (an edit), holds memory that
+nobody wrote, or the arithmetic did something else than its definition, of which the watch table of the run may tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.difference.formulas import Missing
+from colibri_lab.nan.causes_base import Operation, Where
+from colibri_lab.nan.causes_origin import origin_of
+from colibri_lab.nan.causes_record import not_computed
+from colibri_lab.nan.causes_weights import cut, places_of
+from colibri_lab.nan.causes_words import Reason
+from colibri_lab.nan.inner import Points
+from colibri_lab.nan.result import Origin
+from colibri_lab.nan.source import Birth, Source
+
+__all__ = ["explain"]
+
+Array = NDArray[Any]
+
+_ROWS = 64  # token rows of which each is asked for its reason; the others have that of the first of their sort
+
+
+@dataclass
+class _Group:
+    """Values of one operation that broke for one reason. `where`: rows and indices, sorted."""
+
+    reason: Reason
+    where: Where
+    came: float  # the first of them
+
+    def joined(self, other: _Group) -> _Group:
+        """With the values of another; this one's reason stays."""
+        both = tuple(np.concatenate(pair) for pair in zip(self.where, other.where, strict=True))
+        order = np.lexsort(both[::-1])
+        return _Group(self.reason, tuple(axis[order] for axis in both), self.came)
+
+
+def explain(birth: Birth, source: Source) -> list[Origin]:
+    """The origins of what was born in a tap, in the order of the data's way, then of tokens."""
+    points = Points(source)
+    needs: dict[str, None] = {}
+    found: list[Origin] = []
+    inner_rows: set[int] = set()
+    *inner, last = points.chain(birth.path)
+    for point in inner:
+        try:
+            operation = points.operation(point, birth.tokens)
+            born = ~np.isfinite(operation.value) & operation.ready()
+        except Missing as missing:
+            needs[str(missing)] = None
+            continue
+        where = np.nonzero(born)
+        inner_rows |= set(where[0].tolist())
+        found += _origins(birth, source, operation, _groups(operation, where, operation.value[where]))
+    return found + _in_tap(birth, source, points, last, inner, inner_rows, tuple(needs))
+
+
+def _in_tap(
+    birth: Birth, source: Source, points: Points, path: str, inner: list[str], inner_rows: set[int],
+    needs: tuple[str, ...],
+) -> list[Origin]:  # fmt: skip
+    """What is born in the recorded tap itself."""
+    held = points.rows(path, birth.tokens)
+    mask = birth.mask.reshape(held.shape)
+    try:
+        operation = points.operation(path, birth.tokens)
+        mask = mask & operation.ready()
+    except Missing as missing:
+        lacking = tuple(dict.fromkeys([*needs, str(missing)]))
+        rest = mask.copy()
+        rest[sorted(inner_rows)] = False
+        return not_computed(birth, source, points, None, inner, np.nonzero(rest), held, lacking)
+    where = np.nonzero(mask)
+    broke = ~np.isfinite(operation.at(where)[1]) if len(where[0]) else np.zeros(0, bool)
+    own = tuple(axis[broke] for axis in where)
+    rest_of = tuple(axis[~broke] for axis in where)
+    groups = _groups(operation, own, held[own])
+    found = _origins(birth, source, operation, groups)
+    return found + not_computed(birth, source, points, operation, inner, rest_of, held, needs)
+
+
+def _groups(operation: Operation, where: Where, came: Array) -> list[_Group]:
+    """The broken values of an operation by what broke them."""
+    if not len(where[0]):
+        return []
+    culprit = operation.culprits(where)
+    sort = np.where(culprit >= 0, culprit, -1 - np.isnan(came).astype(np.int64))
+    _, order = np.unique(where[0], return_inverse=True)
+    row = np.where((culprit < 0) & (order < _ROWS), order, 0)
+    _, first, label = np.unique(np.stack([sort, row]), axis=1, return_index=True, return_inverse=True)
+    label = label.reshape(-1)
+    groups: dict[tuple[Any, ...], _Group] = {}
+    for number in np.argsort(first, kind="stable").tolist():
+        at = int(first[number])
+        place = tuple(int(axis[at]) for axis in where)
+        reason = operation.why(place, float(came[at]))
+        if reason is None:
+            continue
+        same = np.flatnonzero(label == number)
+        group = _Group(reason, tuple(axis[same] for axis in where), float(came[at]))
+        key = reason.kind, reason.weight
+        groups[key] = groups[key].joined(group) if key in groups else group
+    return _capped(list(groups.values()))
+
+
+def _capped(groups: list[_Group]) -> list[_Group]:
+    """Many bad elements of one row of a weight, or many of its rows, as one."""
+    merged = cut([group.reason.weight for group in groups if group.reason.weight is not None])
+    out: dict[Any, _Group] = {}
+    for group in groups:
+        weight = group.reason.weight
+        key = (group.reason.kind, None if weight is None else merged[weight])
+        out[key] = out[key].joined(group) if key in out else group
+    return list(out.values())
+
+
+def _origins(birth: Birth, source: Source, operation: Operation, groups: list[_Group]) -> list[Origin]:
+    """As the result tells them."""
+    return sorted(_made(birth, source, operation, groups), key=lambda origin: (origin.token, origin.index))
+
+
+def _made(birth: Birth, source: Source, operation: Operation, groups: list[_Group]) -> Iterator[Origin]:
+    for group in groups:
+        reason, weight, words = group.reason, None, group.reason.words
+        if reason.weight is not None:
+            told = [each.reason.weight for each in groups if each.reason.weight is not None]
+            weight, words = places_of(source, reason, told)
+        yield origin_of(birth, source, operation.point, operation.words, group.where, reason, words, group.came, weight)

@@ -1,0 +1,138 @@
+"""Values that are not finite in the record although the arithmetic gives finite ones: edits, memory nobody wrote, what
+the watch table of the run knows, and what is left unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.nan.causes_base import Operation, Where
+from colibri_lab.nan.causes_origin import origin_of
+from colibri_lab.nan.causes_words import Reason, number
+from colibri_lab.nan.inner import Points
+from colibri_lab.nan.result import Operand, Origin
+from colibri_lab.nan.source import Birth, Source
+
+__all__ = ["not_computed"]
+
+Array = NDArray[Any]
+
+POISON = 0x7FA5A5A5
+"""What a test build of the engine fills its memory with: a signalling NaN that no arithmetic makes."""
+_QUIET = 0x00400000  # the bit that arithmetic sets when it passes a signalling NaN on
+
+_PATH = re.compile(r"layers\.\d+\.[\w.]+|\bembed\b|\bnorm\b")
+
+
+def not_computed(
+    birth: Birth, source: Source, points: Points, operation: Operation | None, inner: list[str], where: Where,
+    held: Array, needs: tuple[str, ...],
+) -> list[Origin]:  # fmt: skip
+    """Origins of the values `where` of a tap, of which the arithmetic tells no reason."""
+    found, rest = [], where
+    words = operation.words if operation is not None else ""
+    for edit in source.trace.edits:
+        hit = np.isin(birth.tokens[rest[0]], _tokens(edit, birth.tokens)) & _touches(edit, birth.path)
+        part, rest = _split(rest, hit)
+        if len(part[0]):
+            made = f"{edit.get('code', edit.get('kind', 'a change'))} (made {edit.get('made', 'in the run')})"
+            reason = Reason("edit", made)
+            found.append(origin_of(birth, source, birth.path, words, part, reason, made, float(held[part][0])))
+    for reason, part, place in _reasons(birth, source, operation, inner, rest, held, needs):
+        point, at = place if place is not None else (birth.path, part)
+        says = points_words(points, point, birth) if place is not None else words
+        came = float(held[part][0]) if place is None else reason.operands[0].value
+        found.append(origin_of(birth, source, point, says, at, reason, reason.words, came))
+    return found
+
+
+def points_words(points: Points, point: str, birth: Birth) -> str:
+    """What the operation of an inner point does; it can be made, for it was."""
+    return points.operation(point, birth.tokens).words
+
+
+def _reasons(
+    birth: Birth, source: Source, operation: Operation | None, inner: list[str], rest: Where, held: Array,
+    needs: tuple[str, ...],
+) -> Iterator[tuple[Reason, Where, tuple[str, Where] | None]]:  # fmt: skip
+    """(reason, values of the tap, (inner point, values there) when it was there that it broke)."""
+    if not len(rest[0]):
+        return
+    watched = _watched(birth, source, inner, rest) if operation is not None else None
+    if watched is not None:
+        reason, point, at = watched
+        yield reason, rest, (point, at)
+        return
+    bits = np.ascontiguousarray(held[rest], np.float32).view(np.uint32) & ~np.uint32(_QUIET)
+    unwritten, rest = _split(rest, bits == POISON & ~_QUIET)
+    if len(unwritten[0]):
+        word = int(np.ascontiguousarray(held[unwritten][:1]).view(np.uint32)[0])
+        words = f"0x{word:08X} is what memory holds that was never written, and {birth.path} has it"
+        yield Reason("uninitialised", words, (Operand("found", float("nan"), bits=word),)), unwritten, None
+    if not len(rest[0]):
+        return
+    came = number(held[rest][0])
+    if operation is None:
+        words = f"{birth.path} holds {came} and what it was made from is not all recorded"
+        yield Reason("unknown", words, needs=needs), rest, None
+        return
+    first = tuple(axis[:1] for axis in rest)
+    gives = number(operation.at(first)[1][0])
+    words = (
+        f"{operation.words} gives {gives} from what was recorded, and the record holds {came}: the arithmetic did not "
+        "do what its definition says, or the values were changed afterwards"
+    )
+    yield Reason("unknown", words, needs=needs), rest, None
+
+
+def _watched(birth: Birth, source: Source, inner: list[str], rest: Where) -> tuple[Reason, str, Where] | None:
+    """What the watch table says of the points before the tap: the first one that was not finite."""
+    if source.watch is None:
+        return None
+    rows = np.unique(rest[0])
+    for point in inner:
+        for seen in source.watch.table:
+            if str(seen["point"]) != point or not seen["n_nan"] + seen["n_inf"]:
+                continue
+            row = np.flatnonzero(birth.tokens[rows] == int(seen["token"]))
+            if not row.size:
+                continue
+            at = (rows[row[:1]], np.asarray([int(seen["index"])]))
+            return _of_watched(seen), point, at
+    return None
+
+
+def _of_watched(seen: Any) -> Reason:
+    point = str(seen["point"])
+    n_nan, n_inf, n_down = (int(seen[name]) for name in ("n_nan", "n_inf", "n_negative_inf"))
+    value = float("nan") if n_nan else float("-inf") if n_down else float("inf")
+    operand = (Operand("found", value),)
+    counted = f"{n_nan:,} NaN and {n_inf:,} Inf in {point}"
+    if point.endswith(".attn.scores"):
+        if n_inf == n_down and not n_nan:
+            return Reason("masked row", "all scores of the query are −Inf: it sees no key at all", operand)
+        return Reason("scale", f"{counted}, while q · k is finite: what they are multiplied with is not", operand)
+    if seen["n_signalling"]:
+        return Reason("uninitialised", f"{int(seen['n_signalling']):,} signalling NaN in {point}, which no arithmetic "
+                      "makes: memory that was never written", operand)  # fmt: skip
+    return Reason("unknown", f"{counted}, while its definition gives finite numbers", operand)
+
+
+def _touches(edit: Mapping[str, Any], path: str) -> bool:
+    said = edit.get("path") or next(iter(_PATH.findall(str(edit.get("code", "")))), "")
+    return bool(said) and fnmatchcase(path, str(said))
+
+
+def _tokens(edit: Mapping[str, Any], every: Array) -> Array:
+    tokens = edit.get("tokens")
+    return every if tokens is None else np.asarray(tokens, np.int64)
+
+
+def _split(where: Where, hit: Array) -> tuple[Where, Where]:
+    return tuple(axis[hit] for axis in where), tuple(axis[~hit] for axis in where)

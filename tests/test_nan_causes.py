@@ -1,0 +1,322 @@
+"""Causes: each kind at several points, with the numbers that plain NumPy gives; and the arithmetic itself, by bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from checkpoints import DTYPES, expert_names, moe_prefix, random_tensors, small_config, write_checkpoint
+
+import colibri_lab as lab
+from colibri_lab.nan import elementary
+from colibri_lab.nan.causes import explain
+from colibri_lab.nan.inner import Points, tap_of
+from colibri_lab.nan.result import Origin
+from colibri_lab.nan.source import Birth, Source
+from colibri_lab.testing import canonical
+
+REFERENCE = Path(__file__).parent / "fixtures" / "reference"
+IDS = list(range(3, 15))
+Tensors = dict[str, np.ndarray]
+LAYER = "model.layers.1."
+
+
+def birth(source: Source, path: str) -> Birth:
+    """All values of a tap that are not finite, where everything before it is."""
+    part = path.split(".")
+    expert = int(part[4]) if part[3:4] == ["experts"] else None
+    if expert is not None:
+        rows = source.expert_rows(int(part[1]), expert, part[5])
+        assert rows is not None
+        tokens, values = rows
+    else:
+        values = source.rows(path)
+        tokens = np.arange(len(values))
+    bad = ~np.isfinite(values)
+    rows_hit = bad.reshape(len(bad), -1).any(1)
+    assert rows_hit.any(), f"{path} is finite"
+    layer = int(part[1]) if part[0] == "layers" else None
+    return Birth(path, layer, "stage", expert, tokens[rows_hit].astype(np.int64), bad[rows_hit])
+
+
+class Sick:
+    """A run of a small checkpoint that was changed by hand."""
+
+    def __init__(
+        self, folder: Path, family: str, change: Callable[[Tensors], None], dtype: str = "F32", **options: Any
+    ) -> None:
+        config = small_config(family, **options)
+        tensors = {name: value.astype(DTYPES[dtype]) for name, value in random_tensors(config, 1).items()}
+        change(tensors)
+        self.folder = write_checkpoint(folder / "model", config, tensors)
+        self.tensors, self.config = tensors, config
+        self.model = lab.open(self.folder)
+        session = self.model.session(capture="all")
+        session.feed(IDS)
+        self.trace = session.trace()
+        self.source = Source(self.trace, self.model)
+
+    def origins(self, path: str) -> list[Origin]:
+        return explain(birth(self.source, path), self.source)
+
+    def origin(self, path: str) -> Origin:
+        (origin,) = self.origins(path)
+        return origin
+
+
+def put(name: str, index: Any, value: float) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name][index] = value
+
+    return change
+
+
+def times(**factors: float) -> Callable[[Tensors], None]:
+    """Tensors of layer 1, dots written as two underscores, multiplied."""
+
+    def change(tensors: Tensors) -> None:
+        for name, factor in factors.items():
+            tensors[LAYER + name.replace("__", ".") + ".weight"] *= np.float32(factor)
+
+    return change
+
+
+# ---- the arithmetic --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["mixtral", "mixtral_swa", "olmoe", "qwen2_moe", "qwen2_moe_step", "qwen3_moe"])
+def test_every_operation_gives_the_bytes_of_the_engine(family: str) -> None:
+    """Each tap of a whole run, made from the taps before it."""
+    model = lab.open(REFERENCE / family)
+    session = model.session(capture=["*", "layers.*.attn.weights"])
+    session.feed(list(range(3, 19)))
+    trace = session.trace()
+    source = Source(trace, model)
+    points, every = Points(source), np.arange(16)
+    for path in trace:
+        if "dispatch" not in path and not path.endswith("expert_ids"):
+            held = points.operation(path, every).value
+            assert canonical(held) == canonical(np.asarray(source.rows(path)).reshape(held.shape)), path
+    for layer in trace.moe_layers:
+        for expert in range(trace.num_experts):
+            for tap in ("input", "gate", "up", "hidden", "output"):
+                kept = source.expert_rows(layer, expert, tap)
+                assert kept is not None
+                if len(kept[0]):
+                    held = points.operation(f"layers.{layer}.moe.experts.{expert}.{tap}", kept[0]).value
+                    assert canonical(held) == canonical(kept[1]), (layer, expert, tap)
+
+
+def test_fma_rounds_once() -> None:
+    """Against exact rational arithmetic, where the sum of a product and a number lies next to a tie."""
+    from fractions import Fraction
+
+    random = np.random.default_rng(3)
+    a, b = (random.standard_normal(2000).astype(np.float32) for _ in range(2))
+    c = (random.standard_normal(2000) * 2.0 ** random.integers(-30, 30, 2000)).astype(np.float32)
+    found = elementary.fma(a, b, c)
+    for x, y, z, got in zip(a, b, c, found, strict=True):
+        exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+        near = np.float32(float(exact))
+        around = [np.nextafter(near, np.float32(s), dtype=np.float32) for s in (-np.inf, np.inf)]
+        best = min(abs(Fraction(float(n)) - exact) for n in (near, *around))
+        assert abs(Fraction(float(got)) - exact) == best
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_rounding_to_a_format_is_that_of_numpy_and_ml_dtypes(name: str) -> None:
+    bits = np.random.default_rng(1).integers(0, 1 << 32, 100_000, dtype=np.uint32)
+    x = bits.view(np.float32)
+    edges = np.float32([65504, 65519.99, 65520, 448, 464, 465, 57344, 61440, 3.3895e38, 3.4e38, 2**-25, 2**-24, 0])
+    x = np.concatenate([x[np.isfinite(x)], edges, -edges, np.float32([np.inf, -np.inf, np.nan])])
+    dtype = np.float16 if name == "float16" else getattr(ml_dtypes, name)
+    with np.errstate(all="ignore"):
+        wanted = x.astype(dtype).astype(np.float32)
+    assert canonical(elementary.rounded(x, name)) == canonical(wanted)
+
+
+def test_exp_meets_its_limits() -> None:
+    x = np.float32([0, -np.inf, np.inf, np.nan, 88.72283, 88.72284, -103.9, -150, 1])
+    assert canonical(elementary.exp(x)[:4]) == canonical(np.float32([1, 0, np.inf, np.nan]))
+    assert np.isfinite(elementary.exp(x)[4]) and np.isinf(elementary.exp(x)[5])
+    assert elementary.exp(x)[6] > 0 and elementary.exp(x)[7] == 0
+    assert elementary.exp(x)[8] == np.float32(np.e)
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_weight_is_named_with_its_bits_and_its_byte(tmp_path: Path, dtype: str) -> None:
+    """The byte that is named holds the bits that are named."""
+    name = LAYER + "block_sparse_moe.experts.3.w1.weight"
+    sick = Sick(tmp_path, "mixtral", put(name, (17, 4), np.nan), dtype)
+    origin = sick.origin("layers.1.moe.experts.3.gate")
+    place = origin.weight
+    assert place is not None and (origin.kind, place.name, place.index) == (
+        "weight value", "layers.1.moe.experts.3.gate", (17, 4))  # fmt: skip
+    assert (origin.point, origin.index, origin.expert, origin.layer) == ("layers.1.moe.experts.3.gate", 17, 3, 1)
+    width = DTYPES[dtype].itemsize
+    stored = sick.tensors[name][17:18, 4:5].tobytes()
+    assert place.offset is not None
+    assert (sick.folder / place.file).read_bytes()[place.offset : place.offset + width] == stored
+    assert place.bits == int.from_bytes(stored, "little") and not place.signalling
+    assert origin.cause.startswith("weight value: layers.1.moe.experts.3.gate[17, 4] is NaN (0x")
+    assert origin.cause.endswith(f"in model.safetensors at byte {place.offset:,}")
+
+
+def test_a_signalling_nan_is_named_as_one(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors[LAYER + "block_sparse_moe.experts.3.w2.weight"].view(np.uint32)[3, 4] = 0x7FA00001
+
+    origin = Sick(tmp_path, "mixtral", change).origin("layers.1.moe.experts.3.output")
+    assert origin.weight is not None and origin.weight.signalling and origin.weight.bits == 0x7FA00001
+    assert "(0x7FA00001, a signalling NaN)" in origin.cause and origin.index == 3
+
+
+def test_elements_of_a_weight_are_apart_and_whole_rows_and_matrices_are_one(tmp_path: Path) -> None:
+    name, path = LAYER + "block_sparse_moe.experts.3.w1.weight", "layers.1.moe.experts.3.gate"
+
+    def two(tensors: Tensors) -> None:
+        tensors[name][2, 5], tensors[name][9, 6] = np.nan, np.inf
+
+    found = Sick(tmp_path / "two", "mixtral", two).origins(path)
+    assert [(o.index, o.weight.index if o.weight else None) for o in found] == [(2, (2, 5)), (9, (9, 6))]
+    row = Sick(tmp_path / "row", "mixtral", put(name, 7, np.nan)).origin(path)
+    assert row.cause.endswith("and 43 more in this row") and row.index == 7
+    matrix = Sick(tmp_path / "matrix", "mixtral", put(name, ..., np.nan))
+    whole = matrix.origin(path)
+    assert whole.cause.endswith(f"and {matrix.tensors[name].size - 1:,} more in this weight")
+    assert whole.n_values == len(whole.tokens) * matrix.tensors[name].shape[0]
+
+
+def test_an_embedding_row_has_its_own_kind(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors["model.embed_tokens.weight"][IDS[2]] = np.nan
+        tensors["model.embed_tokens.weight"][IDS[4], 9] = -np.inf
+
+    row, one = Sick(tmp_path, "mixtral", change).origins("embed")
+    assert (row.kind, row.tokens, row.index, row.n_values) == ("embedding", (2,), 0, 44)
+    assert row.cause.endswith("and 43 more in this row")
+    assert (one.kind, one.tokens, one.index, one.value) == ("embedding", (4,), 9, -np.inf)
+    assert one.cause.startswith(f"embedding: embed[{IDS[4]}, 9] is −Inf (0xFF800000), in model.safetensors at byte ")
+
+
+WEIGHTS = [  # family, tensor, element, tap, point, index of the row
+    ("mixtral", "input_layernorm", (4,), "attn.norm", "attn.norm", 4),
+    ("mixtral", "self_attn.q_proj", (5, 3), "attn.q", "attn.q.product", 5),
+    ("mixtral", "self_attn.k_proj", (5, 3), "attn.k", "attn.k.product", 5),
+    ("mixtral", "self_attn.v_proj", (5, 3), "attn.v", "attn.v.product", 5),
+    ("mixtral", "self_attn.o_proj", (5, 3), "attn.out", "attn.out", 5),
+    ("mixtral", "post_attention_layernorm", (4,), "moe.input", "moe.input", 4),
+    ("mixtral", "block_sparse_moe.gate", (2, 3), "moe.router_logits", "moe.router_logits", 2),
+    ("qwen3_moe", "self_attn.q_norm", (7,), "attn.q", "attn.q", (0, 2)),
+    ("olmoe", "self_attn.k_norm", (14,), "attn.k", "attn.k", (1, 4)),
+    ("qwen2_moe", "mlp.shared_expert.up_proj", (5, 3), "moe.shared.output", "moe.shared.inner.up", 5),
+    ("qwen2_moe", "mlp.shared_expert.gate_proj", (5, 3), "moe.shared.output", "moe.shared.inner.gate", 5),
+    ("qwen2_moe", "mlp.shared_expert.down_proj", (5, 3), "moe.shared.output", "moe.shared.output", 5),
+    ("qwen2_moe", "mlp.shared_expert_gate", (0, 3), "moe.shared.gate", "moe.shared.gate.product", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "tensor", "element", "tap", "point", "index"), WEIGHTS)
+def test_a_bad_weight_is_found_at_its_point(
+    tmp_path: Path, family: str, tensor: str, element: tuple[int, ...], tap: str, point: str, index: Any
+) -> None:
+    sick = Sick(tmp_path, family, put(f"{LAYER}{tensor}.weight", element, np.nan))
+    origin = sick.origin(f"layers.1.{tap}")
+    assert (origin.kind, origin.point, origin.path) == ("weight value", f"layers.1.{point}", f"layers.1.{tap}")
+    assert (origin.index, origin.token) == (index, 0) and len(origin.tokens) == len(IDS)
+    assert origin.weight is not None and origin.weight.index == element
+
+
+def test_a_bad_weight_of_a_dense_layer_is_found_at_its_point(tmp_path: Path) -> None:
+    change = put("model.layers.0.mlp.gate_proj.weight", (5, 3), np.nan)
+    origin = Sick(tmp_path, "qwen3_moe", change, mlp_only_layers=[0]).origin("layers.0.mlp.output")
+    assert (origin.kind, origin.point, origin.index) == ("weight value", "layers.0.mlp.inner.gate", 5)
+
+
+def test_an_infinite_bias_and_the_last_matrices(tmp_path: Path) -> None:
+    bias = Sick(tmp_path / "a", "qwen2_moe", put(LAYER + "self_attn.k_proj.bias", 14, np.inf)).origin("layers.1.attn.k")
+    assert bias.weight is not None and bias.weight.name == "layers.1.attn.k.bias"
+    assert bias.point == "layers.1.attn.k.product"
+    norm = Sick(tmp_path / "b", "mixtral", put("model.norm.weight", 2, np.nan)).origin("norm")
+    assert norm.layer is None and norm.index == 2
+    head = Sick(tmp_path / "c", "mixtral", put("lm_head.weight", (8, 4), np.nan)).origin("logits")
+    assert (head.path, head.index) == ("logits", 8)
+
+
+def test_an_infinite_weight_times_zero_says_so(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors[LAYER + "post_attention_layernorm.weight"][4] = 0
+        tensors[LAYER + "block_sparse_moe.gate.weight"][2, 4] = np.inf
+
+    origin = Sick(tmp_path, "mixtral", change).origin("layers.1.moe.router_logits")
+    assert origin.kind == "weight value" and origin.cause.endswith("; +Inf × 0 = NaN")
+    assert [operand.value for operand in origin.operands] == [np.inf, 0]
+
+
+# ---- overflow --------------------------------------------------------------------------------------------------------
+
+
+def test_the_product_of_gate_and_up_is_told_with_its_numbers(tmp_path: Path) -> None:
+    gate, up, _ = expert_names(small_config("mixtral"))
+    base = "block_sparse_moe__experts__3__"
+    sick = Sick(tmp_path, "mixtral", times(**{base + gate: 1e20, base + up: 1e20}))
+    origin = sick.origins("layers.1.moe.experts.3.hidden")[0]
+    kept = sick.trace.expert_rows(1, 3)
+    row, place = int(np.flatnonzero(kept["tokens"] == origin.token)[0]), origin.index
+    a, b = kept["gate"][row, place], kept["up"][row, place]
+    act = float(a) / (1 + np.exp(-float(a)))  # a or 0 at this size
+    assert origin.exact == pytest.approx(act * float(b), rel=1e-6)
+    assert [o.name for o in origin.operands] == ["act(gate)", "up", "gate", "largest float32"]
+    assert (origin.operands[1].value, origin.operands[2].value) == (b, a)
+    assert origin.operation == "hidden = act(gate) · up" and origin.kind == "overflow"
+    assert origin.cause.endswith("and float32 ends at 3.4028235e38")
+
+
+def test_scores_that_overflow_are_found_between_the_taps(tmp_path: Path) -> None:
+    sick = Sick(tmp_path, "mixtral", times(self_attn__q_proj=1e20, self_attn__k_proj=1e20))
+    found = sick.origins("layers.1.attn.out")
+    assert {o.point for o in found} == {"layers.1.attn.scores"}
+    assert {o.path for o in found} == {"layers.1.attn.weights"}
+    kinds = {o.kind: o for o in found}
+    assert set(kinds) <= {"overflow", "inf − inf"} and "inf − inf" in kinds
+    split = kinds["inf − inf"]
+    head, key = split.index
+    q = sick.trace["layers.1.attn.q"][split.token, head].astype(np.float64)
+    k = sick.trace["layers.1.attn.k"][key, head // 2].astype(np.float64)
+    assert split.exact == pytest.approx(float(q @ k) / np.sqrt(10), rel=1e-6)
+    lanes = q * k  # ten channels: a product for each lane
+    one, other = (int(o.name.split()[-1]) for o in split.operands)
+    assert lanes[one] * lanes[other] < 0 and np.isinf(split.operands[0].value)
+
+
+def test_the_stream_between_attention_and_experts_is_a_point(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors["model.embed_tokens.weight"][IDS[2]] = 3.38e38
+        tensors["model.layers.0.self_attn.o_proj.weight"] *= np.float32(0.2e38)
+
+    sick = Sick(tmp_path, "mixtral", change)
+    origin = sick.origin("layers.0.moe.input")
+    assert (origin.point, origin.path, origin.tokens) == ("layers.0.middle", "layers.0.moe.input", (2,))
+    a, b = sick.trace["embed"][2, origin.index], sick.trace["layers.0.attn.out"][2, origin.index]
+    assert [o.value for o in origin.operands[:2]] == [a, b] and origin.exact == float(a) + float(b)
+
+
+def test_a_zero_row_without_epsilon_has_no_variance(tmp_path: Path) -> None:
+    change = put("model.embed_tokens.weight", IDS[2], 0)
+    origin = Sick(tmp_path, "mixtral", change, rms_norm_eps=1e-50).origin("layers.0.attn.norm")
+    assert (origin.kind, origin.token, origin.tokens) == ("variance", 2, (2,))
+    assert origin.cause == "variance: mean square 0 + eps 0 = 0: its root is 0 and 0 / 0 is NaN"
+
+
+def test_a_point_counts_under_the_first_tap_behind_it() -> None:
+    taps = [tap_of(f"layers.2.{point}", [2]) for point in ("middle", "attn.scores", "attn.context", "moe.gates")]
+    assert taps == ["layers.2.moe.input", "layers.2.attn.weights", "layers.2.attn.out", "layers.2.moe.gates"]
+    assert tap_of("layers.1.middle", [2]) == "layers.1.mlp.input" and tap_of("norm", []) == "norm"
+    assert moe_prefix(small_config("mixtral"), 1) == LAYER + "block_sparse_moe."
