@@ -1,0 +1,127 @@
+"""What each tap is made of, and which of it was recorded: the roads on which a value that is not finite can travel.
+
+A tap that was not recorded is looked through: what it was made of stands in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from colibri_lab.nan.source import Source
+
+__all__ = ["Edge", "edges", "layer_paths", "stage_of", "stream"]
+
+_PRODUCTS = ("attn.q", "attn.k", "attn.v")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """`path` is read. `element`: each value reads the value at its own place, else the whole row. `reach`: how many
+    token rows back from its own it reads, its own included: 1 is its own alone, None all of them.
+    """
+
+    path: str
+    element: bool = False
+    reach: int | None = 1
+
+
+def stream(layer: int) -> str:
+    """The residual stream that enters a layer; of the layer after the last one: what the final norm reads."""
+    return f"layers.{layer - 1}.output" if layer else "embed"
+
+
+def layer_paths(source: Source, layer: int) -> Iterator[str]:
+    """The taps of a layer in the order of the data's way; those of all its experts are `layers.{l}.moe.experts.*`."""
+    prefix = f"layers.{layer}."
+    yield from (prefix + name for name in ("attn.norm", *_PRODUCTS, "attn.weights", "attn.out"))
+    if layer in source.trace.moe_layers:
+        names: tuple[str, ...] = ("input", "router_logits", "scores", "gates", "experts.*", "shared.gate",
+                                  "shared.output", "routed", "output")  # fmt: skip
+        yield from (f"{prefix}moe.{name}" for name in names)
+    else:
+        yield from (prefix + "mlp.input", prefix + "mlp.output")
+    yield prefix + "output"
+
+
+def edges(source: Source, path: str) -> list[Edge]:
+    """What a tap is made of, as far as it was recorded: each path once, with the widest way in which it is read."""
+    found: dict[str, Edge] = {}
+    for made_of in _made_of(source, path):
+        for edge in _recorded(source, made_of):
+            old = found.get(edge.path)
+            found[edge.path] = edge if old is None else _widest(old, edge)
+    return list(found.values())
+
+
+def _recorded(source: Source, edge: Edge) -> Iterator[Edge]:
+    if source.has(edge.path):
+        yield edge
+        return
+    for behind in _made_of(source, edge.path):
+        reach = None if edge.reach is None or behind.reach is None else edge.reach + behind.reach - 1
+        yield from _recorded(source, Edge(behind.path, edge.element and behind.element, reach))
+
+
+def _widest(a: Edge, b: Edge) -> Edge:
+    reach = None if a.reach is None or b.reach is None else max(a.reach, b.reach)
+    return Edge(a.path, a.element and b.element, reach)
+
+
+def _made_of(source: Source, path: str) -> list[Edge]:
+    """What a tap is made of, recorded or not."""
+    if path == "embed":
+        return []
+    if path in ("norm", "logits"):
+        return [Edge(stream(len(source.trace.layers)) if path == "norm" else "norm")]
+    number, name = path.removeprefix("layers.").split(".", 1)
+    layer, here = int(number), f"layers.{number}."
+    if name == "output":
+        moe = layer in source.trace.moe_layers
+        block = here + ("moe.output" if moe else "mlp.output")
+        return [Edge(part, element=True) for part in (stream(layer), here + "attn.out", block)]
+    if name in ("moe.input", "mlp.input"):
+        return [Edge(stream(layer)), Edge(here + "attn.out")]
+    if name == "attn.out":
+        seen = source.window(layer)
+        own = [Edge(here + "attn.q")]
+        if source.has(here + "attn.weights"):
+            own.append(Edge(here + "attn.weights"))
+        return [Edge(here + "attn.v", reach=seen), Edge(here + "attn.k", reach=seen), *own]
+    if name == "attn.weights":
+        return [Edge(here + "attn.q"), Edge(here + "attn.k", reach=source.window(layer))]
+    if name == "moe.routed":
+        return [Edge(here + "moe.experts.*.output", element=True), Edge(here + "moe.gates")]
+    if name == "moe.output":
+        if not _has_shared(source, here):
+            return [Edge(here + "moe.routed", element=True)]
+        return [
+            Edge(here + "moe.routed", element=True), Edge(here + "moe.shared.output", element=True),
+            Edge(here + "moe.shared.gate"),
+        ]  # fmt: skip
+    row = {
+        "attn.norm": stream(layer), **{product: here + "attn.norm" for product in _PRODUCTS},
+        "moe.router_logits": here + "moe.input", "moe.scores": here + "moe.router_logits",
+        "moe.gates": here + "moe.scores", "moe.experts.*.output": here + "moe.input",
+        "moe.shared.gate": here + "moe.input", "moe.shared.output": here + "moe.input",
+        "mlp.output": here + "mlp.input",
+    }  # fmt: skip
+    return [Edge(row[name])]
+
+
+def _has_shared(source: Source, here: str) -> bool:
+    return source.has(here + "moe.shared.output")
+
+
+_STAGES = {
+    "attn": "attention", "moe.shared": "shared", "moe.experts": "expert", "moe.routed": "aggregator",
+    "moe.output": "aggregator", "moe": "router", "mlp": "mlp", "output": "residual",
+}  # fmt: skip
+
+
+def stage_of(path: str) -> str:
+    """The stage that writes a tap."""
+    if not path.startswith("layers."):
+        return path
+    name = path.split(".", 2)[2]
+    return next(stage for start, stage in _STAGES.items() if name.startswith(start))
