@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from colibri_lab._files import local_path, must_exist
 from colibri_lab.errors import FileError
 
-__all__ = ["model_identity"]
+__all__ = ["model_identity", "replaced_identity"]
 
 _BLOCK = 64 * 1024
 _SAMPLES = 16  # blocks read per file, spread evenly from the first byte of data to the last
@@ -35,6 +38,15 @@ def model_identity(files: Iterable[str | PathLike[str]], full: bool = False) -> 
         except OSError as error:
             raise FileError(f"cannot read {path}: {error.strerror or error}") from error
     return f"{'sha256' if full else 'sampled-sha256'}:{total.hexdigest()}"
+
+
+def replaced_identity(files: str, values: Mapping[str, NDArray[Any]]) -> str:
+    """The identity `files` of a checkpoint of which `values` replace some weights: name, dtype and bytes of each."""
+    digest = hashlib.sha256()
+    for name in sorted(values):
+        digest.update(f"{name}\0{values[name].dtype}\0".encode())
+        digest.update(values[name].tobytes())
+    return f"{files}+replaced-sha256:{digest.hexdigest()}"
 
 
 @lru_cache(maxsize=1024)

@@ -8,18 +8,21 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from colibri_lab._engine import core
 from colibri_lab._files import local_path, must_exist
 from colibri_lab._paths import TapTable
 from colibri_lab.config import Config
-from colibri_lab.errors import BusyError, FileError, FormatError
+from colibri_lab.errors import ArgumentError, BusyError, FileError, FormatError
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
@@ -94,10 +97,14 @@ class Model:
 
     @cached_property
     def identity(self) -> str:
-        """A fingerprint of the weight files, equal for equal checkpoints (`colibri_lab.identity`)."""
-        from colibri_lab.identity import model_identity  # here: opening needs no hash library
+        """A fingerprint of the weight files, equal for equal checkpoints (`colibri_lab.identity`), and of what
+        `with_weights` put in the place of their tensors.
+        """
+        from colibri_lab.identity import model_identity, replaced_identity  # here: opening needs no hash library
 
-        return model_identity({self.weights.describe(name).file for name in self.weights})
+        files = model_identity({self.weights.describe(name).file for name in self.weights})
+        replaced = self.weights.replaced
+        return replaced_identity(files, {name: self.weights[name] for name in replaced}) if replaced else files
 
     @cached_property
     def weights_dtype(self) -> str:
@@ -110,8 +117,8 @@ class Model:
     @property
     def info(self) -> dict[str, Any]:
         """What was opened and how it runs: files, bytes, dtypes, parameters, what the files hold and the model does not
-        use, weights that had to be copied, code path, threads of a session that asks for none and what limits them
-        ("this machine", "affinity", "cgroup quota" or "COLIBRI_CPUS").
+        use, weights that had to be copied or were replaced (`with_weights`), code path, threads of a session that asks
+        for none and what limits them ("this machine", "affinity", "cgroup quota" or "COLIBRI_CPUS").
         """
         cpus, limit = core.usable_cpus()
         tensors: dict[tuple[str, int], core.Weight] = {}
@@ -135,12 +142,37 @@ class Model:
                 for w in map(self.weights.describe, self.weights)
                 if not w.aligned
             },
+            "replaced_weights": self.weights.replaced,
             "isa": core.isa(),
             "isa_available": list(core.isa_names()),
             "threads": cpus,
             "threads_limit": limit,
             "engine_version": core.__version__,
         }
+
+    def with_weights(self, values: Mapping[str, NDArray[Any]]) -> Model:
+        """A second model on the same files whose named weights are replaced in memory; the files are never written.
+
+        `values`: name of a weight -> array of its shape and stored dtype. The array is copied bit for bit, a signalling
+        NaN too. Tied weights (embed and lm_head) are one: replacing one replaces both. What this model had replaced
+        stays so in the new one. `identity`, `info["replaced_weights"]` and the traces of its sessions say so.
+
+        Raises TapError for an unknown name, ArgumentError for another dtype or shape and for tied weights given two
+        values, FileError when the files changed since they were opened.
+        """
+        arrays = {name: _fitting(self.weights.describe(name), value) for name, value in values.items()}
+        tied = [name for name in ("embed", "lm_head") if name in arrays]
+        places = {(self.weights.describe(name).file, self.weights.describe(name).file_offset) for name in tied}
+        if len(places) < len({arrays[name].tobytes() for name in tied}):
+            raise ArgumentError("embed and lm_head are one tensor in this model (tied); give one of them")
+        self._engine.check_files()
+        other, numbers = Model(self.path), {name: number for number, name in enumerate(self.weights)}
+        before = {name: self.weights[name] for name in self.weights.replaced}
+        for replaced in (before, arrays):  # in this order: a tied weight has two names
+            for name, array in replaced.items():
+                other._engine.replace(numbers[name], array)
+        other.weights = Weights(other._engine)
+        return other
 
     def memory(self) -> MemoryPanel:
         """Where memory goes now, in bytes; a mapping that shows itself as a small table.
@@ -238,11 +270,22 @@ class Model:
     def __repr__(self) -> str:
         if self._engine.closed:
             return f"<Model {self.path}: closed>"
-        c = self.config
+        c, replaced = self.config, len(self.weights.replaced)
+        more = f", {replaced} replaced tensors" if replaced else ""
         return (
             f"<Model {c.model_type} at {self.path}: {c.num_hidden_layers} layers, {c.num_experts} experts, "
-            f"{c.top_k} chosen, {self.info['parameters']:,} parameters>"
+            f"{c.top_k} chosen, {self.info['parameters']:,} parameters{more}>"
         )
+
+
+def _fitting(weight: core.Weight, value: NDArray[Any]) -> NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype != weight.dtype or array.shape != weight.shape:
+        raise ArgumentError(
+            f"{weight.name} is {weight.dtype} {list(weight.shape)}, and so must be what replaces it, "
+            f"not {array.dtype} {list(array.shape)}"
+        )
+    return array
 
 
 def _elements(weight: core.Weight) -> int:

@@ -57,6 +57,11 @@ class Weights(Mapping[str, NDArray[Any]]):
         """Shape, dtype, and the tensor, file and byte where the weight lies; nothing is read."""
         return self._table[self._find(name)]
 
+    @property
+    def replaced(self) -> list[str]:
+        """Names of the weights whose values are not the file's (`model.with_weights`)."""
+        return [weight.name for weight in self._table if weight.replaced]
+
     def _find(self, name: str) -> int:
         try:
             return self._index[name]

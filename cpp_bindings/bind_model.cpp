@@ -54,14 +54,14 @@ static py::object path_text(const char *path)
 
 static py::tuple weights(const Model &model)
 {
-    py::object make = py::module_::import("collections").attr("namedtuple")("Weight", "name shape dtype tensor file file_offset aligned");
+    py::object make = py::module_::import("collections").attr("namedtuple")("Weight", "name shape dtype tensor file file_offset aligned replaced");
     py::tuple out(colibri_model_weight_count(model.get()));
     for (size_t i = 0; i < out.size(); i++) {
         colibri_weight weight = colibri_model_weight(model.get(), i);
         py::tuple shape(weight.array.n_dims);
         for (int d = 0; d < weight.array.n_dims; d++)
             shape[d] = weight.array.shape[d];
-        out[i] = make(weight.name, shape, numpy_dtype(weight.array.dtype), weight.tensor, path_text(weight.file), weight.file_offset, is_aligned(weight.array));
+        out[i] = make(weight.name, shape, numpy_dtype(weight.array.dtype), weight.tensor, path_text(weight.file), weight.file_offset, is_aligned(weight.array), weight.replaced);
     }
     return out;
 }
@@ -102,6 +102,15 @@ static py::array weight_float32(const Model &model, size_t index)
     check(colibri_array_widen(&array, out.mutable_data(), &message), message);
     check_files(model); // a page lost while it was read
     return out;
+}
+
+static void replace_weight(const Model &model, size_t index, const py::array &values)
+{
+    colibri_weight weight = weight_at(model, index);
+    py::array rows = py::array::ensure(values, py::array::c_style); // bits are kept
+    colibri_array array = describe(rows, engine_dtype(rows.dtype(), ("weight " + std::string(weight.name) + " cannot be replaced by").c_str()));
+    colibri_message message;
+    check(colibri_model_replace(model.get(), index, &array, &message), message);
 }
 
 static py::tuple weight_census(const Model &model, size_t index)
@@ -148,5 +157,6 @@ void bind_model(py::module_ &m)
         .def("unused", &unused, "Names of the tensors in the files that no computation uses.")
         .def("weight", &weight_view, py::arg("index"))
         .def("float32", &weight_float32, py::arg("index"))
+        .def("replace", &replace_weight, py::arg("index"), py::arg("values"))
         .def("census", &weight_census, py::arg("index"));
 }

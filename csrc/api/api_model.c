@@ -91,6 +91,15 @@ colibri_weight colibri_model_weight(const colibri_model *model, size_t index)
     return model_data_weight(model->data, index);
 }
 
+colibri_status colibri_model_replace(colibri_model *model, size_t index, const colibri_array *value, colibri_message *message)
+{
+    if (index >= model_data_weight_count(model->data))
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "the model has %zu weights", model_data_weight_count(model->data));
+    if (colibri_model_users(model) > 0)
+        return fail(message, COLIBRI_ERROR_BUSY, "a weight cannot be replaced while sessions or views of the model live");
+    return model_data_replace(model->data, index, value, message);
+}
+
 size_t colibri_model_unused_count(const colibri_model *model)
 {
     return model->data->n_unused;

@@ -182,10 +182,15 @@ typedef struct colibri_weight {
     const char *tensor;   /* name in the checkpoint; lives as long as the model */
     const char *file;     /* path of the file that holds it */
     int64_t file_offset;  /* byte of the first element in that file */
+    bool replaced;        /* array is over memory of its own (colibri_model_replace); the file holds other values */
 } colibri_weight;
 
 size_t colibri_model_weight_count(const colibri_model *model);
 colibri_weight colibri_model_weight(const colibri_model *model, size_t index);
+
+/* Puts a copy of `value` in the place of a weight, and of the weights that share its values (a tied lm_head). The file is not
+ * written. The dtype and the shape are those of the weight; rows lie side by side. BUSY when the model has users. */
+colibri_status colibri_model_replace(colibri_model *model, size_t index, const colibri_array *value, colibri_message *message);
 
 /* Names of the tensors that the files hold and no computation uses, ignored as transformers ignores them: layers beyond
  * num_hidden_layers, multi-token prediction heads (mtp.), stored rotary tables. They live as long as the model. */

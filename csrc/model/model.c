@@ -75,6 +75,7 @@ void model_data_free(model_data *m)
     for (int64_t l = 0; m->weights.layers != NULL && l < m->config.num_hidden_layers; l++)
         free(m->weights.layers[l].experts);
     free(m->weights.layers);
+    model_data_free_replaced(m);
     free(m->entries);
     free(m->unused);
     free(m->inv_freq);

@@ -79,7 +79,7 @@ static void *role_place(const model_data *m, const role *r, int64_t layer, int64
 static void add_entry(binder *b, const role *r, int64_t layer, int64_t expert, const tensor *t, matrix value)
 {
     memcpy(role_place(b->m, r, layer, expert), &value, sizeof value);
-    b->m->entries[b->m->n_entries++] = (weight_entry){value, layer, expert, r, t};
+    b->m->entries[b->m->n_entries++] = (weight_entry){value, layer, expert, r, t, NULL};
 }
 
 /* `tied` stands in for a missing lm_head; else NULL. */
@@ -309,7 +309,8 @@ colibri_weight model_data_weight(const model_data *m, size_t index)
     role_name(entry->role->name, &hub_spelling, entry->layer, entry->expert, out.name, sizeof out.name);
     out.file_offset =
         entry->tensor->file_offset + ((const unsigned char *)value->data - (const unsigned char *)entry->tensor->data);
-    out.array.data = value->data;
+    out.replaced = entry->own != NULL;
+    out.array.data = out.replaced ? entry->own : value->data;
     out.array.dtype = value->dtype;
     int n = 0;
     if (!entry->role->is_vector) {
@@ -320,6 +321,51 @@ colibri_weight model_data_weight(const model_data *m, size_t index)
     out.array.strides[n++] = size;
     out.array.n_dims = n;
     return out;
+}
+
+/* ---- other values in memory ---- */
+
+colibri_status model_data_replace(model_data *m, size_t index, const colibri_array *value, colibri_message *message)
+{
+    static const char *const names[] = {"float32", "float16", "bfloat16", "int32", "int64"}; /* [colibri_dtype] */
+    colibri_weight w = model_data_weight(m, index);
+    bool same = value->dtype == w.array.dtype && value->n_dims == w.array.n_dims;
+    for (int i = 0; i < w.array.n_dims && same; i++)
+        same = value->shape[i] == w.array.shape[i];
+    if (!same) {
+        char given[100], stored[100];
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "weight %s is %s %s, and so must be what replaces it, not %s %s", w.name,
+                    names[w.array.dtype], shape_show(w.array.shape, w.array.n_dims, stored, sizeof stored), names[value->dtype],
+                    shape_show(value->shape, value->n_dims, given, sizeof given));
+    }
+    const matrix *stored = &m->entries[index].matrix;
+    size_t n_bytes = (size_t)(stored->rows * stored->cols) * colibri_dtype_size(stored->dtype);
+    void *own = malloc(n_bytes), *before = m->entries[index].own;
+    if (own == NULL)
+        return fail(message, COLIBRI_ERROR_MEMORY, "no memory for %zu bytes in the place of %s", n_bytes, w.name);
+    memcpy(own, value->data, n_bytes);
+    for (size_t i = 0; i < m->n_entries; i++) {
+        weight_entry *e = &m->entries[i];
+        if (e->matrix.data != stored->data)
+            continue;
+        e->own = own;
+        matrix replaced = e->matrix;
+        replaced.data = own;
+        memcpy(role_place(m, e->role, e->layer, e->expert), &replaced, sizeof replaced);
+    }
+    free(before);
+    return COLIBRI_OK;
+}
+
+void model_data_free_replaced(model_data *m)
+{
+    for (size_t i = 0; i < m->n_entries; i++) {
+        void *own = m->entries[i].own;
+        for (size_t j = i; j < m->n_entries && own != NULL; j++) /* tied */
+            if (m->entries[j].own == own)
+                m->entries[j].own = NULL;
+        free(own);
+    }
 }
 
 const char *model_data_unused(const model_data *m, size_t index)

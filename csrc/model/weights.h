@@ -37,6 +37,7 @@ typedef struct weight_entry {
     int64_t layer, expert;        /* 0 where the role has none */
     const struct role *role;      /* roles.h */
     const struct tensor *tensor;  /* safetensors.h; a fused tensor serves several entries */
+    void *own;                    /* what stands in memory instead of the mapped values; NULL: nothing. Tied entries share it */
 } weight_entry;
 
 /* What the engine needs of an opened model; csrc/model/model.c builds it, csrc/api counts its references. */
@@ -62,6 +63,12 @@ colibri_status weights_bind(model_data *m, colibri_message *message);
 /* For the public weight table: entry `index` in the canonical order, and how many there are. */
 size_t model_data_weight_count(const model_data *m);
 colibri_weight model_data_weight(const model_data *m, size_t index);
+
+/* Copies `value` (rows side by side) to memory of its own and puts it in the place of entry `index`, and of the entries that share
+ * its values (a tied lm_head). ARGUMENT: another dtype or shape. The mapped file is not touched. */
+colibri_status model_data_replace(model_data *m, size_t index, const colibri_array *value, colibri_message *message);
+void model_data_free_replaced(model_data *m);
+
 const char *model_data_unused(const model_data *m, size_t index); /* the tensor's name; index < n_unused */
 
 /* For the public field table. */

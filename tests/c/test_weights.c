@@ -436,6 +436,64 @@ static void test_a_frequency_outside_float32_is_refused(void)
     finish();
 }
 
+static colibri_array array_of(const float *data, int64_t rows, int64_t cols)
+{
+    return (colibri_array){.data = data, .n_dims = 2, .shape = {rows, cols}, .strides = {4 * cols, 4}};
+}
+
+static size_t entry(const char *name)
+{
+    size_t i = 0;
+    while (i < model_data_weight_count(m) && strcmp(model_data_weight(m, i).name, name) != 0)
+        i++;
+    CHECK(i < model_data_weight_count(m));
+    return i;
+}
+
+static void test_a_replaced_weight_stands_in_memory_of_its_own_and_keeps_its_place_in_the_file(void)
+{
+    float values[11 * 8];
+    start(4);
+    opens(mixtral_config);
+    size_t up = entry("layers.1.moe.experts.2.up");
+    colibri_weight before = model_data_weight(m, up);
+    for (int round = 0; round < 2; round++) { /* a second one takes the place of the first */
+        for (int i = 0; i < 6 * 8; i++)
+            values[i] = (float)(round * 100 - i);
+        colibri_array array = array_of(values, 6, 8);
+        CHECK_OK(model_data_replace(m, up, &array, &message), message);
+        values[1] = 0;
+        colibri_weight after = model_data_weight(m, up);
+        CHECK(after.replaced && !before.replaced && after.array.data != before.array.data);
+        CHECK(after.file_offset == before.file_offset && strcmp(after.tensor, before.tensor) == 0);
+        CHECK(at(m->weights.layers[1].experts[2].up, 0, 1) == (float)(round * 100 - 1));
+        CHECK(m->weights.layers[1].experts[2].up.data == after.array.data);
+    }
+    CHECK(!model_data_weight(m, entry("layers.1.moe.experts.1.up")).replaced);
+    colibri_array wide = array_of(values, 8, 6);
+    CHECK(model_data_replace(m, up, &wide, &message) == COLIBRI_ERROR_ARGUMENT);
+    CHECK_MESSAGE_HAS(message, "layers.1.moe.experts.2.up is float32 [6, 8]");
+    CHECK_MESSAGE_HAS(message, "not float32 [8, 6]");
+    wide.dtype = COLIBRI_BF16;
+    CHECK(model_data_replace(m, up, &wide, &message) == COLIBRI_ERROR_ARGUMENT);
+    model_data_free(m);
+    finish();
+}
+
+static void test_replacing_a_tied_embedding_replaces_the_head(void)
+{
+    float values[11 * 8] = {5};
+    start(4);
+    shelf_drop(&s, "lm_head.weight");
+    opens(config_with(mixtral_config, "\"tie_word_embeddings\":true,"));
+    colibri_array array = array_of(values, 11, 8);
+    CHECK_OK(model_data_replace(m, entry("lm_head"), &array, &message), message);
+    CHECK_OK(model_data_replace(m, entry("embed"), &array, &message), message);
+    CHECK(m->weights.embed.data == m->weights.lm_head.data && at(m->weights.embed, 0, 0) == 5);
+    model_data_free(m); /* once */
+    finish();
+}
+
 int main(void)
 {
     RUN(test_A5_experts_are_numbered_not_sorted_as_text);
@@ -454,5 +512,7 @@ int main(void)
     RUN(test_the_field_table_shows_what_is_in_force);
     RUN(test_a_path_may_name_the_folder_or_the_file_and_needs_config_json);
     RUN(test_a_frequency_outside_float32_is_refused);
+    RUN(test_a_replaced_weight_stands_in_memory_of_its_own_and_keeps_its_place_in_the_file);
+    RUN(test_replacing_a_tied_embedding_replaces_the_head);
     return 0;
 }
