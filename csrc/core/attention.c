@@ -1,7 +1,9 @@
 #include "attention.h"
 
 #include <math.h>
+#include <string.h>
 
+#include "../kernels/rounding.h"
 #include "boundary.h"
 
 /* ---- rotary table ---------------------------------------------------------------------------------------------------------- */
@@ -36,6 +38,7 @@ typedef struct attend_job {
     int64_t window, start, n;
     float scale; /* head_dim ^ -1/2 */
     const attention_rows *rows;
+    colibri_format score_sums, context_sums; /* that their partial sums are kept in */
 } attend_job;
 
 static void normalise(const kernels *k, const config *c, float *row, int64_t n_heads, const matrix *w)
@@ -89,6 +92,28 @@ static void pass_keys(const attend_job *j, int thread, point p, float *values, i
     pass_boundary(j->machine, thread, p, (piece){values, 1, n, n, t, NULL, -1, head * (j->start + t + 1) + first});
 }
 
+/* Scores of n keys, and the weighted sum of n values (`go_on`: more of it), by the kernels or with sums in an emulated format. */
+static void score(const attend_job *j, float *out, const float *q, const float *keys, int64_t stride, int64_t n)
+{
+    if (j->score_sums != COLIBRI_FLOAT32)
+        rounded_scores(out, q, keys, stride, n, j->config->head_dim, j->scale, j->score_sums);
+    else
+        j->machine->kernels->scores(out, q, keys, stride, n, j->config->head_dim, j->scale);
+}
+
+static void mix(const attend_job *j, float *out, const float *weights, const float *values, int64_t stride, int64_t n, bool go_on)
+{
+    int64_t dim = j->config->head_dim;
+    if (j->context_sums == COLIBRI_FLOAT32) {
+        j->machine->kernels->weighted_sum(out, weights, values, stride, n, dim, go_on);
+        return;
+    }
+    if (!go_on)
+        memset(out, 0, (size_t)dim * sizeof *out);
+    for (int64_t i = 0; i < n; i++)
+        rounded_add_scaled(out, weights[i], values + i * stride, dim, j->context_sums);
+}
+
 /* Item i is query head i / n of token i % n: a thread gets whole heads, whose cost is alike. */
 static void sum_work(void *argument, int64_t first, int64_t last, int thread)
 {
@@ -103,11 +128,11 @@ static void sum_work(void *argument, int64_t first, int64_t last, int thread)
         int64_t key = first_key * stride + head / (heads / kv_heads) * dim, query = (t * heads + head) * dim;
         float *weights = r->weights + head * r->weights_head + t * r->weights_row + thread * r->weights_thread + first_key;
 
-        kern->scores(weights, r->q + query, r->all_k + key, stride, n_keys, dim, j->scale);
+        score(j, weights, r->q + query, r->all_k + key, stride, n_keys);
         pass_keys(j, thread, POINT_ATTN_SCORES, weights, head, t, first_key, n_keys);
         kern->softmax(weights, weights, n_keys, first_key);
         pass_keys(j, thread, POINT_ATTN_WEIGHTS, weights, head, t, first_key, n_keys);
-        kern->weighted_sum(r->context + query, weights, r->all_v + key, stride, n_keys, dim, false);
+        mix(j, r->context + query, weights, r->all_v + key, stride, n_keys, false);
         if (!machine_go_on(j->machine, thread, 2 * n_keys * dim))
             return;
     }
@@ -126,8 +151,7 @@ static void single_token_work(void *argument, int64_t first, int64_t last, int t
     for (int64_t s = begin, n; s < end; s += n) {
         n = end - s < BLOCK ? end - s : BLOCK;
         for (int64_t h = first; h < last; h++)
-            kern->scores(r->weights + h * r->weights_head + s, r->q + h * dim, r->all_k + s * stride + h / group * dim, stride, n,
-                         dim, j->scale);
+            score(j, r->weights + h * r->weights_head + s, r->q + h * dim, r->all_k + s * stride + h / group * dim, stride, n);
         if (!machine_go_on(j->machine, thread, n * (last - first) * dim))
             return;
     }
@@ -142,8 +166,8 @@ static void single_token_work(void *argument, int64_t first, int64_t last, int t
     for (int64_t s = begin, n; s < end; s += n) {
         n = end - s < BLOCK ? end - s : BLOCK;
         for (int64_t h = first; h < last; h++)
-            kern->weighted_sum(r->context + h * dim, r->weights + h * r->weights_head + s,
-                               r->all_v + s * stride + h / group * dim, stride, n, dim, s > begin);
+            mix(j, r->context + h * dim, r->weights + h * r->weights_head + s, r->all_v + s * stride + h / group * dim, stride, n,
+                s > begin);
         if (!machine_go_on(j->machine, thread, n * (last - first) * dim))
             return;
     }
@@ -152,12 +176,13 @@ static void single_token_work(void *argument, int64_t first, int64_t last, int t
 void attend(machine *m, const config *c, const layer_weights *w, int64_t window, int64_t start, int64_t n,
             const attention_rows *rows)
 {
-    attend_job job = {m, c, w, window, start, n, (float)(1 / sqrt((double)c->head_dim)), rows};
+    attend_job job = {m, c, w, window, start, n, (float)(1 / sqrt((double)c->head_dim)), rows,
+                      emulated(m->boundary, POINT_ATTN_SCORES).accumulation, emulated(m->boundary, POINT_CONTEXT).accumulation};
     int64_t width = c->num_attention_heads * c->head_dim, kv_width = c->num_key_value_heads * c->head_dim;
 
-    machine_linear(m, rows->q, rows->norm, n, &w->q, &w->q_bias);
-    machine_linear(m, rows->k, rows->norm, n, &w->k, &w->k_bias);
-    machine_linear(m, rows->v, rows->norm, n, &w->v, &w->v_bias);
+    machine_linear(m, rows->q, rows->norm, n, &w->q, &w->q_bias, emulated(m->boundary, POINT_Q_PRODUCT).accumulation);
+    machine_linear(m, rows->k, rows->norm, n, &w->k, &w->k_bias, emulated(m->boundary, POINT_K_PRODUCT).accumulation);
+    machine_linear(m, rows->v, rows->norm, n, &w->v, &w->v_bias, emulated(m->boundary, POINT_V_PRODUCT).accumulation);
     pass_rows(m, POINT_Q_PRODUCT, rows->q, 0, n, width);
     pass_rows(m, POINT_K_PRODUCT, rows->k, 0, n, kv_width);
     pass_rows(m, POINT_V_PRODUCT, rows->v, 0, n, kv_width);
@@ -167,6 +192,6 @@ void attend(machine *m, const config *c, const layer_weights *w, int64_t window,
     pass_rows(m, POINT_V, rows->v, 0, n, kv_width);
     machine_run(m, n == 1 ? single_token_work : sum_work, &job, c->num_attention_heads * n, 2 * n * (start + n) * width);
     pass_rows(m, POINT_CONTEXT, rows->context, 0, n, width);
-    machine_linear(m, rows->out, rows->context, n, &w->o, &w->o_bias);
+    machine_linear(m, rows->out, rows->context, n, &w->o, &w->o_bias, emulated(m->boundary, POINT_ATTN_OUT).accumulation);
     pass_rows(m, POINT_ATTN_OUT, rows->out, 0, n, w->o.rows);
 }

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../kernels/rounding.h"
+
 /* ---- counts ---------------------------------------------------------------------------------------------------------------- */
 
 static bool is_found(const colibri_watch_row *r)
@@ -94,7 +96,7 @@ static thread_counts *of_thread(const boundary *b, int thread)
 
 bool boundary_is_on(const boundary *b)
 {
-    return b->watch != COLIBRI_WATCH_OFF;
+    return b->watch != COLIBRI_WATCH_OFF || b->emulation != NULL;
 }
 
 void boundary_init(boundary *b, const config *c, int n_threads, void *tables, void *threads)
@@ -139,6 +141,9 @@ static void watch(const boundary *b, colibri_watch_row *r, const piece *x)
 
 void boundary_piece(const boundary *b, int thread, point p, const piece *x)
 {
+    colibri_rounding storage = emulated(b, p).storage;
+    for (int64_t i = 0; rounds(storage) && i < x->n_rows; i++)
+        round_to(x->values + i * x->stride, x->n_cols, storage);
     if (b->watch == COLIBRI_WATCH_OFF)
         return;
     thread_counts *counts = of_thread(b, thread);

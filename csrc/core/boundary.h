@@ -1,5 +1,6 @@
-/* boundary.h: what happens to the values of a point (points.h) between their computation and their first reader: they are counted
- * by bit pattern, so that the first stage with a NaN or an Inf is known.
+/* boundary.h: what happens to the values of a point (points.h) between their computation and their first reader: they are rounded
+ * to the number format that the session emulates there, then counted by bit pattern, so that the first stage with a NaN or an Inf
+ * is known.
  *
  * A piece passes as soon as it is computed, on the thread that computed it, whole rows or some columns of them. When nothing
  * happens to values, machine.boundary is NULL: one test for each piece is all that is left.
@@ -19,6 +20,7 @@ typedef struct thread_counts {
 } thread_counts;
 
 typedef struct boundary {
+    const colibri_emulation *emulation; /* [num_hidden_layers, POINT_COUNT], or NULL: none */
     const config *config;
     colibri_watch watch;
     int n_threads;
@@ -43,6 +45,14 @@ typedef struct piece {
     int64_t expert;        /* -1: none */
     int64_t index;         /* of column 0 among the values of its token and expert */
 } piece;
+
+/* What is emulated at a point of the stage that runs; b may be NULL. */
+static inline colibri_emulation emulated(const boundary *b, point p)
+{
+    if (b == NULL || b->emulation == NULL)
+        return (colibri_emulation){{COLIBRI_FLOAT32, false, false}, COLIBRI_FLOAT32};
+    return b->emulation[(b->layer < 0 ? 0 : b->layer) * POINT_COUNT + p];
+}
 
 void boundary_piece(const boundary *b, int thread, point p, const piece *x);
 

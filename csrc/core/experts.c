@@ -55,20 +55,29 @@ static void pass_share(const ffn_job *j, int thread, const share *s, int k, floa
                           packed ? r->tokens + t : NULL, packed ? s->e : -1, s->from});
 }
 
+/* Outputs of n rows: x as they are, and packed. */
+static bool product(const ffn_job *j, int thread, const share *s, int k, float *out, const matrix *w, const float *x,
+                    const float *packed, int64_t n)
+{
+    static const matrix no_bias;
+    colibri_format sums = emulated(j->machine->boundary, (point)(j->rows->points + k)).accumulation;
+    return sums != COLIBRI_FLOAT32
+               ? machine_matmul(j->machine, thread, out, w->rows, x, n, w, &no_bias, s->from, s->to, sums)
+               : machine_product(j->machine, thread, out, w->rows, packed, n, w, &no_bias, s->from, s->to);
+}
+
 /* hidden = silu(gate x) * (up x), so many rows at a time that x is packed once and gate and up are still near. */
 static void hidden_work(void *argument, int64_t first, int64_t last, int thread)
 {
     ffn_job *j = argument;
-    static const matrix no_bias;
     int64_t width = j->networks[0].gate.rows;
     for (share s = {.e = -1}; next_share(&s, j, width, first, last);) {
         const ffn_weights *w = &j->networks[s.e];
         for (int64_t t = s.start, stop = s.start + s.count, n; t < stop; t += n) {
             n = machine_rows(stop - t);
             float *gate = j->rows->gate + t * width, *up = j->rows->up + t * width, *hidden = j->rows->hidden + t * width;
-            const float *x = machine_pack(j->machine, thread, j->rows->input + t * w->gate.cols, n, w->gate.cols);
-            if (!machine_product(j->machine, thread, gate, width, x, n, &w->gate, &no_bias, s.from, s.to) ||
-                !machine_product(j->machine, thread, up, width, x, n, &w->up, &no_bias, s.from, s.to))
+            const float *x = j->rows->input + t * w->gate.cols, *packed = machine_pack(j->machine, thread, x, n, w->gate.cols);
+            if (!product(j, thread, &s, 0, gate, &w->gate, x, packed, n) || !product(j, thread, &s, 1, up, &w->up, x, packed, n))
                 return;
             pass_share(j, thread, &s, 0, j->rows->gate, width, t, n);
             pass_share(j, thread, &s, 1, j->rows->up, width, t, n);
@@ -85,9 +94,11 @@ static void output_work(void *argument, int64_t first, int64_t last, int thread)
     ffn_job *j = argument;
     static const matrix no_bias;
     int64_t width = j->networks[0].down.cols, hidden_size = j->networks[0].down.rows;
+    colibri_format sums = emulated(j->machine->boundary, (point)(j->rows->points + 3)).accumulation;
     for (share s = {.e = -1}; next_share(&s, j, hidden_size, first, last);) {
         if (!machine_matmul(j->machine, thread, j->rows->output + s.start * hidden_size, hidden_size,
-                            j->rows->hidden + s.start * width, s.count, &j->networks[s.e].down, &no_bias, s.from, s.to))
+                            j->rows->hidden + s.start * width, s.count, &j->networks[s.e].down, &no_bias, s.from, s.to,
+                            sums))
             return;
         pass_share(j, thread, &s, 3, j->rows->output, hidden_size, s.start, s.count);
     }

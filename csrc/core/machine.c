@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include "../kernels/rounding.h"
 #include "../utils/atomics.h"
 
 #define PROGRESS_INTERVAL_NS 100000000 /* ten calls a second */
@@ -107,9 +108,24 @@ bool machine_product(machine *m, int thread, float *out, int64_t out_stride, con
     return true;
 }
 
-bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
-                    const matrix *bias, int64_t first, int64_t last)
+/* The same with rounded sums. An output costs as much as some 16 of the kernels'. */
+static bool rounded_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
+                           const matrix *bias, int64_t first, int64_t last, colibri_format sums)
 {
+    for (int64_t t = 0; t < n; t++)
+        for (int64_t r = first; r < last; r++) {
+            rounded_products(out + t * out_stride, x + t * w->cols, w, bias, r, r + 1, sums);
+            if (!machine_go_on(m, thread, 16 * w->cols))
+                return false;
+        }
+    return true;
+}
+
+bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
+                    const matrix *bias, int64_t first, int64_t last, colibri_format sums)
+{
+    if (sums != COLIBRI_FLOAT32)
+        return rounded_matmul(m, thread, out, out_stride, x, n, w, bias, first, last, sums);
     for (int64_t t = 0, rows; t < n; t += rows) {
         rows = machine_rows(n - t);
         const float *packed = machine_pack(m, thread, x + t * w->cols, rows, w->cols);
@@ -125,17 +141,19 @@ typedef struct linear_job {
     const float *x;
     int64_t n;
     const matrix *w, *bias;
+    colibri_format sums;
 } linear_job;
 
 static void linear_work(void *argument, int64_t first, int64_t last, int thread)
 {
     linear_job *j = argument;
-    machine_matmul(j->machine, thread, j->out, j->w->rows, j->x, j->n, j->w, j->bias, first, last);
+    machine_matmul(j->machine, thread, j->out, j->w->rows, j->x, j->n, j->w, j->bias, first, last,
+                   j->sums);
 }
 
-void machine_linear(machine *m, float *out, const float *x, int64_t n, const matrix *w, const matrix *bias)
+void machine_linear(machine *m, float *out, const float *x, int64_t n, const matrix *w, const matrix *bias, colibri_format sums)
 {
-    linear_job job = {m, out, x, n, w, bias};
+    linear_job job = {m, out, x, n, w, bias, sums};
     machine_run(m, linear_work, &job, w->rows, n * w->rows * w->cols);
 }
 

@@ -42,12 +42,13 @@ bool machine_go_on(machine *m, int thread, int64_t work);
 /* work(argument, first, last, thread) over a partition of 0 <= i < n that costs `total_work` multiply-adds in all. */
 void machine_run(machine *m, threads_work work, void *argument, int64_t n, int64_t total_work);
 
-/* y = x w^T + bias for n rows: out [n, w->rows] at out_stride, x [n, w->cols] contiguous. */
-void machine_linear(machine *m, float *out, const float *x, int64_t n, const matrix *w, const matrix *bias);
+/* y = x w^T + bias for n rows: out [n, w->rows] at out_stride, x [n, w->cols] contiguous. `sums`: the format that every partial
+ * sum is kept in (rounding.h); with any but float32 by a slow loop. */
+void machine_linear(machine *m, float *out, const float *x, int64_t n, const matrix *w, const matrix *bias, colibri_format sums);
 
 /* The part of a linear map that one thread does, in blocks between which it may stop: outputs first <= r < last of n rows. */
 bool machine_matmul(machine *m, int thread, float *out, int64_t out_stride, const float *x, int64_t n, const matrix *w,
-                    const matrix *bias, int64_t first, int64_t last);
+                    const matrix *bias, int64_t first, int64_t last, colibri_format sums);
 
 /* Rows of the next product when so many are left: even shares of at most MATMUL_ROWS. */
 static inline int64_t machine_rows(int64_t left)

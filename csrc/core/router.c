@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "../kernels/rounding.h"
 #include "boundary.h"
 
 /* One thread's scratch: a row of probabilities, then what topk needs. */
@@ -71,6 +72,8 @@ void route_gates(const kernels *k, const router *r, const float *logits, const i
     float *p = (float *)(void *)scratch;
     if (by_softmax(r))
         k->softmax(p, logits, r->n_experts, 0);
+    if (by_softmax(r) && !r->select_by_logits && rounds(r->scores)) /* p are the scores once more */
+        round_to(p, r->n_experts, r->scores);
     gates_of(k, r, by_softmax(r) ? p : logits, ids, gates);
 }
 
@@ -102,7 +105,7 @@ void route(machine *m, const router *r, const float *x, int64_t n, const matrix 
            float *gates)
 {
     static const matrix no_bias;
-    machine_linear(m, logits, x, n, w, &no_bias);
+    machine_linear(m, logits, x, n, w, &no_bias, emulated(m->boundary, POINT_ROUTER_LOGITS).accumulation);
     pass_rows(m, POINT_ROUTER_LOGITS, logits, 0, n, r->n_experts);
     route_job job = {m, r, logits, scores, gates, ids};
     machine_run(m, route_work, &job, n, n * r->n_experts * 16); /* a softmax and a selection: some 16 operations an expert */

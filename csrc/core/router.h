@@ -8,6 +8,7 @@ typedef struct router {
     int64_t n_experts, top_k;
     bool select_by_logits;   /* scores are the logits themselves; else softmax over all experts */
     colibri_gate_mode gates; /* never COLIBRI_GATES_MODEL */
+    colibri_rounding scores; /* what is emulated there */
     unsigned char *scratch;  /* router_scratch() bytes for each thread, 8-byte aligned */
 } router;
 

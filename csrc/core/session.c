@@ -95,13 +95,39 @@ static colibri_status reserve(session *s, const bool *kept, int64_t max_tokens, 
     TRY(block_create(s->layout.scratch_bytes, BLOCK_WORK, s->model, &s->scratch, message));
     s->machine.room = (float *)(void *)(block_data(s->scratch) + s->layout.room);
     s->machine.room_floats = s->layout.room_floats;
-    if (boundary_is_on(&s->boundary)) {
+    if (s->layout.watches)
         boundary_init(&s->boundary, &s->model->config, n_threads, block_data(s->scratch) + s->layout.tables,
                       block_data(s->scratch) + s->layout.thread_tables);
+    if (boundary_is_on(&s->boundary))
         s->machine.boundary = &s->boundary;
-    }
     TRY(block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->logits, message));
     return block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->next_logits, message);
+}
+
+/* A copy of what is emulated; n is 0 or all points of all layers. */
+static colibri_status copy_emulation(session *s, const colibri_emulation *emulation, size_t n, colibri_message *message)
+{
+    size_t all = (size_t)s->model->config.num_hidden_layers * POINT_COUNT;
+    if (n == 0)
+        return COLIBRI_OK;
+    if (n != all || emulation == NULL)
+        return fail(message, COLIBRI_ERROR_ARGUMENT, "the emulation has %zu entries; this model has %zu, %d points in each layer",
+                    emulation == NULL ? 0 : n, all, POINT_COUNT);
+    for (size_t i = 0; i < n; i++)
+        for (int sums = 0; sums < 2; sums++) {
+            int format = (int)(sums ? emulation[i].accumulation : emulation[i].storage.format);
+            if (format < COLIBRI_FLOAT32 || format > COLIBRI_FLOAT8_E5M2)
+                return fail(message, COLIBRI_ERROR_ARGUMENT,
+                            "\"%s\" of layer %zu: format %d does not exist; the formats are 0 to %d",
+                            point_kinds[i % POINT_COUNT].path, i / POINT_COUNT, format, COLIBRI_FLOAT8_E5M2);
+        }
+    s->emulation = malloc(n * sizeof *emulation);
+    if (s->emulation == NULL)
+        return fail(message, COLIBRI_ERROR_MEMORY, "no memory for a session");
+    memcpy(s->emulation, emulation, n * sizeof *emulation);
+    s->n_emulation = n;
+    s->boundary.emulation = s->emulation;
+    return COLIBRI_OK;
 }
 
 static colibri_status fill(session *s, const colibri_session_options *o, bool *kept, colibri_message *message)
@@ -122,6 +148,7 @@ static colibri_status fill(session *s, const colibri_session_options *o, bool *k
                     COLIBRI_WATCH_STOP);
     s->file_bytes = o->file_bytes;
     s->boundary.watch = o->watch;
+    TRY(copy_emulation(s, o->emulation, o->n_emulation, message));
     s->threads_asked = o->threads;
     s->gates = o->gate_mode == COLIBRI_GATES_MODEL ? c->gate_rule : o->gate_mode;
     TRY(o->n_capture == 0 ? capture_resolve(c, routing, 1, kept, message)
@@ -136,6 +163,7 @@ static colibri_status fill_like(session *s, const session *like, bool *kept, col
     s->gates = like->gates;
     s->held_by_memory = like->held_by_memory;
     s->boundary.watch = like->boundary.watch;
+    TRY(copy_emulation(s, like->emulation, like->n_emulation, message));
     for (int64_t i = 0; i < s->model->config.num_hidden_layers * TAP_COUNT; i++)
         kept[i] = like->layout.slots[i].kept;
     return reserve(s, kept, like->layout.max_tokens, message);
@@ -203,6 +231,7 @@ void session_free(session *s)
     block_release(s->logits);
     block_release(s->next_logits);
     free(s->layout.slots);
+    free(s->emulation);
     free(s);
 }
 

@@ -19,6 +19,8 @@ typedef struct session {
     layout layout;
     machine machine;
     boundary boundary;       /* its counts of closed passes: within an instant */
+    colibri_emulation *emulation; /* [num_hidden_layers, POINT_COUNT] or NULL */
+    size_t n_emulation;
     colibri_gate_mode gates; /* as applied; never COLIBRI_GATES_MODEL */
     int busy;                /* atomic: a thread is inside */
     pid_t process;           /* atomic: that of who came in last; in a child of it, nobody is left to finish what was going on */

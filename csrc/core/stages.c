@@ -102,6 +102,7 @@ static router router_of(const session *s, colibri_gate_mode gates)
     return (router){.n_experts = c->num_experts,
                     .top_k = c->top_k,
                     .gates = gates,
+                    .scores = emulated(s->machine.boundary, POINT_SCORES).storage,
                     .scratch = scratch(s, s->layout.router),
                     .select_by_logits =
                         c->gate_rule == COLIBRI_GATES_SOFTMAX_OF_CHOSEN || c->gate_rule == COLIBRI_GATES_RAW_LOGITS};
@@ -242,7 +243,8 @@ bool stage_shared(session *s, int64_t l)
     const float *input = rows(s, TAP_MOE_INPUT, l);
     float *gate = rows(s, TAP_SHARED_GATE, l);
     dense(s, &w->shared, POINT_SHARED_INNER_GATE, input, rows(s, TAP_SHARED_OUTPUT, l));
-    machine_linear(&s->machine, gate, input, s->tile_tokens, &w->shared_gate, &no_bias);
+    machine_linear(&s->machine, gate, input, s->tile_tokens, &w->shared_gate, &no_bias,
+                   emulated(s->machine.boundary, POINT_SHARED_GATE_PRODUCT).accumulation);
     pass_rows(&s->machine, POINT_SHARED_GATE_PRODUCT, gate, 0, s->tile_tokens, 1);
     s->machine.kernels->sigmoid(gate, gate, s->tile_tokens);
     pass_rows(&s->machine, POINT_SHARED_GATE, gate, 0, s->tile_tokens, 1);
@@ -302,7 +304,8 @@ bool stage_logits(session *s)
     bool all = session_keeps(s, TAP_LOGITS, 0), last = s->tile_first + s->tile_tokens == s->pass_start + s->pass_tokens;
     float *logits = all ? rows(s, TAP_LOGITS, 0) : (float *)(void *)block_data(s->next_logits);
     int64_t n = all ? s->tile_tokens : last ? 1 : 0, first = s->tile_tokens - n;
-    machine_linear(&s->machine, logits, norm + first * c->hidden_size, n, &w->lm_head, &no_bias);
+    machine_linear(&s->machine, logits, norm + first * c->hidden_size, n, &w->lm_head, &no_bias,
+                   emulated(s->machine.boundary, POINT_LOGITS).accumulation);
     pass_rows(&s->machine, POINT_LOGITS, logits, first, n, w->lm_head.rows);
     return !machine_stopped(&s->machine);
 }

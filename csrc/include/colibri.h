@@ -230,6 +230,13 @@ typedef enum colibri_watch {
     COLIBRI_WATCH_STOP   /* and a pass ends with NONFINITE at the first stage whose values are not all finite */
 } colibri_watch;
 
+/* What is emulated at a point (7) of a layer. Sums: of products with weights, of q and k, and weighted sums; where a point is none,
+ * `accumulation` says nothing. */
+typedef struct colibri_emulation {
+    colibri_rounding storage;    /* its values, once they are computed */
+    colibri_format accumulation; /* every partial sum on the way */
+} colibri_emulation;
+
 typedef struct colibri_session_options {
     size_t size;                /* sizeof(colibri_session_options), so that it can grow */
     const char *const *capture; /* "none", "routing", "moe", "all" or tap paths with '*'; several are joined */
@@ -239,6 +246,8 @@ typedef struct colibri_session_options {
     colibri_gate_mode gate_mode;
     int64_t file_bytes;         /* not 0: the tape is to lie in a file (colibri_session_map), which can hold so much of it */
     colibri_watch watch;
+    const colibri_emulation *emulation; /* [num_hidden_layers, points]; points outside layers count in layer 0. It is copied */
+    size_t n_emulation;         /* 0 = none: everything is float32; else the number of these entries */
 } colibri_session_options;
 
 /* Plans and reserves all memory; nothing is allocated later in a forward pass. MEMORY and CAPACITY messages give the bytes. */

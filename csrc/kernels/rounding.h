@@ -14,6 +14,11 @@
 
 #include "../utils/matrix.h"
 
+static inline bool rounds(colibri_rounding how) /* does it change anything? */
+{
+    return how.format != COLIBRI_FLOAT32 || how.flush || how.saturate;
+}
+
 void round_to(float *x, int64_t n, colibri_rounding how); /* in place */
 
 /* out[r] = dot(x, w[r]) (+ bias[r], rounded as well) for first <= r < last. bias->data may be NULL. */
