@@ -1,14 +1,16 @@
 """Numbers that are not numbers: where NaN and Inf are born, why, how they travel, and what would cure them.
 
 `find(session_or_trace)` names where NaN and Inf were born, why, and what they ruined; `scan` counts by tap;
-`weights(model_or_session)` lists the weights that hold NaN or Inf. What the analyses return is described in `result`.
+`cure` and `cures` replay the run with one change and say whether it helped; `weights(model_or_session)` lists the
+weights that hold NaN or Inf. What the analyses return is described in `result`.
 """
 
 from colibri_lab.nan.result import Cure, Found, Operand, Origin, Propagation, Step, WeightPlace
 from colibri_lab.nan.search import find, scan
+from colibri_lab.nan.treatment import cure, cures
 from colibri_lab.nan.weights_census import NonFiniteWeight, weights
 
 __all__ = [
     "Cure", "Found", "NonFiniteWeight", "Operand", "Origin", "Propagation", "Step", "WeightPlace",
-    "find", "scan", "weights",
+    "cure", "cures", "find", "scan", "weights",
 ]  # fmt: skip

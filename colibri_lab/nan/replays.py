@@ -81,7 +81,7 @@ def run_code(trace: Trace, change: Change, opened: str) -> str:
         lines += ["stepper = session.stepper(ids, chunk=None)", *change.steer_code, "stepper.finish()"]
     else:
         lines.append("session.feed(ids)")
-    return "\n".join([*lines, "print(lab.nan.find(session))"])
+    return "\n".join([*lines, "left = lab.nan.find(session)", "print(left)"])
 
 
 def _options(trace: Trace, change: Change) -> dict[str, Any]:

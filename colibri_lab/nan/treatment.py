@@ -97,8 +97,9 @@ class _Ward:
         self.opened = "found.trace.model" if found.trace.model is not None else f"lab.open({path!r})"
         self.obstacle = obstacle(Source(found.trace, self.model))
         self.emulation = None if self.obstacle else emulation_of(found.trace)
-        self._reference: Trace | None = None
-        self._looked = False
+        self._reference: Trace | None = None  # a run without the disease
+        self._looked = False  # whether there was a search for one
+        self._replaced: Rerun | None = None  # the run with the weight's element replaced by 0
 
     def cure(self, kind: str, value: float, to: str | None, whole: bool, report: Report) -> Cure:
         try:
@@ -114,7 +115,7 @@ class _Ward:
                 change, words = self._precision(to, whole)
         except _NotTried as reason:
             return self.not_tried(kind, whole, str(reason))
-        again = run(self.trace, change, lambda done: report(0.5 * done))
+        again = self._run(change, kind == "weight" and value == 0, lambda done: report(0.5 * done))
         reference, note = self._reference_run(kind, again, lambda done: report(0.5 + 0.5 * done))
         report(1.0)
         row = Cure(_kind(kind), words, again.found is None, code=run_code(self.trace, change, self.opened))
@@ -127,12 +128,20 @@ class _Ward:
         off = (self._layer(), self._expert()) if kind == "ablate" else None
         return replace(row, kl=kl_of(reference, again.trace), rerouted=rerouted(reference, again.trace, off))
 
+    def _run(self, change: Change, replaced: bool, report: Report) -> Rerun:
+        """`replaced`: it is the run in which the weight's element is 0, which is made once."""
+        if not replaced:
+            return run(self.trace, change, report)
+        if self._replaced is None:
+            self._replaced = run(self.trace, change, report)
+        return self._replaced
+
     def not_tried(self, kind: str, whole: bool, reason: str) -> Cure:
         """A row that says why there is none."""
         names = {
             "ablate": "Switch off an expert" if self.origin.expert is None else self._off(),
             "clamp": f"Clamp {_short(self._point())}",
-            "precision": "Whole model in another format" if whole else f"{_short(self._point())} in higher precision",
+            "precision": "Whole model in another format" if whole else f"{_title(self._point())} in higher precision",
             "weight": "Replace the weight",
         }  # fmt: skip
         return Cure(_kind(kind), names[kind], None, note=f"not tried: {reason}")
@@ -184,7 +193,7 @@ class _Ward:
             changed = replace(self.emulation, storage=storage, accumulation=sums)
         except ArgumentError as error:
             raise _NotTried(str(error)) from None
-        return Change(self.model, changed), f"{_short(point)} in {wide}"
+        return Change(self.model, changed), f"{_title(point)} in {wide}"
 
     def _in_float64(self) -> tuple[Change, str]:
         """The run is float32 already: what it would be in float64, put in by a stepper."""
@@ -215,7 +224,7 @@ class _Ward:
                 f'exact = hidden @ model.weights["{path.removesuffix("output")}down"].astype(np.float64).T',
                 f'stepper.patch("{path}", exact.astype(np.float32), tokens=tokens)',
             ),
-        ), f"{_short(self._point())} summed in float64"  # fmt: skip
+        ), f"{_title(self._point())} summed in float64"  # fmt: skip
 
     def _sums64(self) -> tuple[list[int], NDArray[np.float64]]:
         """(tokens, rows) of the output of the origin's expert in float64, for the tokens in which it broke."""
@@ -269,7 +278,7 @@ class _Ward:
         else:
             self._looked = True
             return
-        again = run(self.trace, change, report)
+        again = self._run(change, self.origin.weight is not None, report)
         self._looked = True
         if again.found is None:
             self._reference = again.trace
@@ -322,6 +331,12 @@ def _short(point: str) -> str:
     name = ".".join(part[2:])
     of = f"{part[-1]} of the experts" if ".experts." in point else name
     return f"{of} in layer {part[1]}"
+
+
+def _title(point: str) -> str:
+    """The same at the start of a sentence."""
+    text = _short(point)
+    return text[0].upper() + text[1:]
 
 
 def _number(value: float) -> str:

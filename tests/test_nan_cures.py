@@ -1,0 +1,203 @@
+"""What would cure a run: each change is replayed, and what a cure says holds in a run that the test makes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import random_tensors, small_config, write_checkpoint
+
+import colibri_lab as lab
+from colibri_lab.nan import Cure, Found
+
+CONFIG = small_config("mixtral", num_hidden_layers=3)
+IDS = list(range(20))
+EXPERTS = "model.layers.1.block_sparse_moe.experts."
+Tensors = dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def tensors() -> Tensors:
+    return random_tensors(CONFIG, 3)
+
+
+@pytest.fixture(scope="module")
+def healthy(tensors: Tensors, tmp_path_factory: pytest.TempPathFactory) -> lab.Session:
+    session = lab.open(write_checkpoint(tmp_path_factory.mktemp("healthy"), CONFIG, tensors)).session("all")
+    session.feed(IDS)
+    return session
+
+
+@pytest.fixture(scope="module")
+def expert(healthy: lab.Session) -> int:
+    """One of layer 1 that gets few tokens, but some."""
+    ids = healthy.tape["layers.1.moe.expert_ids"]
+    return min((e for e in range(8) if (ids == e).any()), key=lambda e: int((ids == e).sum()))
+
+
+@pytest.fixture
+def ill(tensors: Tensors, tmp_path: Path) -> Callable[..., Found]:
+    """find() on a run of the checkpoint with these changes: hub name -> (place, value)."""
+
+    def make(changes: dict[str, tuple[Any, Any]], emulate: Any = None, capture: str = "all") -> Found:
+        changed = dict(tensors)
+        for name, (place, value) in changes.items():
+            changed[name] = changed[name].copy()
+            changed[name][place] = value
+        model = lab.open(write_checkpoint(tmp_path / "m", CONFIG, changed))
+        session = model.session(capture) if emulate is None else model.session(capture, emulate=emulate)
+        session.feed(IDS)
+        found = lab.nan.find(session)
+        assert found is not None
+        return found
+
+    return make
+
+
+def done_by_code(row: Cure, found: Found, capsys: pytest.CaptureFixture[str]) -> lab.Session:
+    """The session that the code of a cure makes; what it prints says the same as the cure."""
+    names = {"lab": lab, "found": found}
+    exec(compile(row.code, "cure", "exec"), names)
+    session, left = names["session"], names["left"]
+    assert isinstance(session, lab.Session) and (left is None) == row.gone
+    assert capsys.readouterr().out.strip() == repr(left)
+    assert row.left is None or (row.left.path, row.left.kind) == (left.origin.path, left.origin.kind)
+    return session
+
+
+def all_one_sign(healthy: lab.Session, expert: int) -> np.ndarray:
+    """A row of down with which every product of the expert's first token is large and positive."""
+    return np.where(healthy.tape.expert_rows(1, expert)["hidden"][0] >= 0, 3e38, -3e38)
+
+
+def kl(reference: lab.Session, other: lab.Session) -> float:
+    p, q = (np.exp(x.astype(np.float64)) for x in (reference.logits, other.logits))
+    p, q = p / p.sum(), q / q.sum()
+    return float((p * np.log(p / q)).sum())
+
+
+def test_an_expert_with_a_bad_weight_is_switched_off(
+    ill: Callable[..., Found], healthy: lab.Session, expert: int, tensors: Tensors, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    name = f"{EXPERTS}{expert}.w1.weight"
+    found = ill({name: ((7, 3), np.inf)})
+    row = lab.nan.cure(found, "ablate")
+    assert (row.change, row.gone, row.left) == (f"Switch off expert {expert} in layer 1", True, None)
+    mine = found.trace.model.session("all")
+    stepper = mine.stepper(IDS, chunk=None)
+    stepper.ablate(1, expert)
+    stepper.finish()
+    assert lab.nan.find(mine) is None
+    assert done_by_code(row, found, capsys).logits.tobytes() == mine.logits.tobytes()
+    zeroed = tensors[name].copy()
+    zeroed[7, 3] = 0
+    reference = lab.open(write_checkpoint(tmp_path / "zero", CONFIG, {**tensors, name: zeroed})).session("all")
+    reference.feed(IDS)
+    assert row.kl == pytest.approx(kl(reference, mine), abs=1e-9)
+    moved = 0
+    for layer in range(3):
+        for before, after in zip(*(s.tape[f"layers.{layer}.moe.expert_ids"].tolist() for s in (reference, mine)),
+                                 strict=True):  # fmt: skip
+            wanted = [-1 if (layer, e) == (1, expert) else e for e in before]
+            moved += sorted(wanted) != sorted(after)
+    assert row.rerouted == moved
+    taps = {path: mine.tape[path] for path in mine.tape.stored() if mine.tape[path].dtype == np.float32}
+    largest = max(float(np.abs(value).max()) for value in taps.values())
+    assert row.headroom is not None
+    assert row.headroom[0] == pytest.approx(np.log2(np.finfo(np.float32).max / largest), abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.25])
+def test_the_element_of_a_weight_is_replaced_and_the_files_stay_as_they_are(
+    ill: Callable[..., Found], expert: int, tensors: Tensors, tmp_path: Path, value: float,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    name = f"{EXPERTS}{expert}.w2.weight"
+    found = ill({name: ((5, 2), np.nan)})
+    before = (tmp_path / "m" / "model.safetensors").read_bytes()
+    row = lab.nan.cure(found, "weight", value=value)
+    assert (row.gone, row.kl, row.note) == (True, None, "other cures are compared with this run")
+    assert row.change.startswith(f"Replace layers.1.moe.experts.{expert}.down[5, 2] by ")
+    mended = tensors[name].copy()
+    mended[5, 2] = value
+    mine = lab.open(write_checkpoint(tmp_path / "mended", CONFIG, {**tensors, name: mended})).session("all")
+    mine.feed(IDS)
+    assert lab.nan.find(mine) is None
+    assert done_by_code(row, found, capsys).logits.tobytes() == mine.logits.tobytes()
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
+
+
+def test_another_origin_is_left_when_the_first_is_cured(
+    ill: Callable[..., Found], healthy: lab.Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two experts of one layer that no token shares: each is an origin of its own."""
+    ids = healthy.tape["layers.1.moe.expert_ids"]
+    tokens = {e: set(np.flatnonzero((ids == e).any(axis=1)).tolist()) for e in range(8)}
+    a, b = next((a, b) for a in range(8) for b in range(a + 1, 8) if tokens[a] and tokens[b] - tokens[a])
+    found = ill({f"{EXPERTS}{e}.w2.weight": ((0, 0), np.nan) for e in (a, b)})
+    assert {origin.expert for origin in found.origins} == {a, b}
+    row = lab.nan.cure(found, "ablate")
+    assert row.gone is False and row.left is not None and row.left.expert == b and row.kl is None
+    assert row.note.startswith(f"now born in layers.1.moe.experts.{b}.output, token ")
+    done_by_code(row, found, capsys)
+    second = lab.nan.cure(found, "ablate", origin=1)
+    assert second.change == f"Switch off expert {b} in layer 1" and second.left is not None and second.left.expert == a
+
+
+def test_what_makes_no_sense_is_not_tried_and_says_why(
+    ill: Callable[..., Found], healthy: lab.Session, expert: int
+) -> None:
+    norm = ill({"model.layers.1.input_layernorm.weight": (0, np.nan)})
+    row = lab.nan.cure(norm, "ablate")
+    assert (row.gone, row.note, row.code) == (None, "not tried: layers.1.attn.norm lies in no expert", "")
+    row = lab.nan.cure(norm, "precision")
+    assert row.note == "not tried: the run is float32, and weight value is no question of precision"
+    overflow = ill({f"{EXPERTS}{expert}.w2.weight": (5, all_one_sign(healthy, expert))})
+    assert overflow.origin.kind == "overflow"
+    row = lab.nan.cure(overflow, "precision")
+    assert row.gone is None and row.note.endswith(" × the largest float32: no precision of the sum helps")
+    assert lab.nan.cure(overflow, "weight").note == "not tried: weights are finite"
+    row = lab.nan.cure(overflow, "ablate")
+    assert (row.gone, row.kl, row.note) == (True, None, "no run without the disease to compare with")
+
+
+def test_a_run_that_cannot_be_replayed_has_rows_that_say_so(tmp_path: Path, expert: int) -> None:
+    edited = lab.open().session("all")
+    stepper = edited.stepper([1, 2, 3], chunk=None)
+    stepper.scale("layers.1.moe.output", float("inf"))
+    stepper.finish()
+    found = lab.nan.find(edited)
+    assert found is not None
+    rows = lab.nan.cures(found)
+    assert {row.note for row in rows} == {"not tried: the run cannot be replayed: it has edits"}
+    assert all(row.gone is None for row in rows)
+    with pytest.raises(lab.ArgumentError, match="there is no cure 'clmp'"):
+        lab.nan.cure(found, "clmp")
+    with pytest.raises(lab.ArgumentError, match="there is no origin 7"):
+        lab.nan.cure(found, "clamp", origin=7)
+
+
+def test_a_sum_that_fits_float32_is_put_in_from_float64(
+    ill: Callable[..., Found], healthy: lab.Session, expert: int, tensors: Tensors, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two products of one lane overflow together; a third one in another lane would have brought them back."""
+    up = f"{EXPERTS}{expert}.w3.weight"
+    rows = healthy.tape.expert_rows(1, expert)
+    hidden = 256 * rows["hidden"][0].astype(np.float64)  # linear in up
+    low = max(range(7), key=lambda i: min(abs(hidden[[i, i + 16]])))
+    other = int(np.abs(hidden[7:16]).argmax()) + 7
+    assert min(abs(hidden[[low, low + 16, other]])) > 1, "large enough for products of 2.5e38"
+    down = np.zeros(23)
+    down[[low, low + 16, other]] = np.array([2.5e38, 2.5e38, -2.5e38]) / hidden[[low, low + 16, other]]
+    found = ill({f"{EXPERTS}{expert}.w2.weight": (5, down), up: (slice(None), 256 * tensors[up])})
+    origin = found.origin
+    assert origin.kind == "overflow" and origin.exact is not None and abs(origin.exact) < 3.4e38
+    row = lab.nan.cure(found, "precision")
+    assert row.change == "Output of the experts in layer 1 summed in float64"
+    session = done_by_code(row, found, capsys)
+    put = session.tape.expert_rows(1, expert)["output"][:, 5]
+    assert np.isfinite(put[rows["tokens"].tolist().index(origin.token)])
