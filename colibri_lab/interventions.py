@@ -63,10 +63,16 @@ class Edit:
             return np.arange(len(tokens))
         return np.flatnonzero(np.isin(tokens, self.tokens))
 
+    @property
+    def changes(self) -> str:
+        """The path of the tap that it changes first; `*` for every layer."""
+        raise NotImplementedError
+
     def record(self) -> dict[str, Any]:
         """As it stands in a trace's `edits`."""
         return {
             "kind": self.kind,
+            "path": self.changes,
             "code": self.code,
             "made": "before the first stage" if self.after is None else f"after {self.after}",
             "pass_of_walk": self.since[0],
@@ -88,6 +94,12 @@ class RoutingEdit(Edit):
     layer: int | None = None
     argument: Any = None
 
+    @property
+    def changes(self) -> str:
+        """The logits of the router, or the gates."""
+        tap = "router_logits" if self.kind in ("patch", "scale", "bias_router") else "gates"
+        return f"layers.{'*' if self.layer is None else self.layer}.moe.{tap}"
+
 
 @dataclass(frozen=True, repr=False)
 class RowsEdit(Edit):
@@ -98,6 +110,11 @@ class RowsEdit(Edit):
     path: str = ""
     at: Place = field(default_factory=lambda: Place("embed"))
     argument: Any = None
+
+    @property
+    def changes(self) -> str:
+        """Its path."""
+        return self.path
 
     def apply(self, open_rows: OpenRows) -> None:
         """Changes the open rows. Raises ValueError when the rows to put in have another shape than those there."""

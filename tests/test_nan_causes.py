@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -14,10 +15,12 @@ from checkpoints import DTYPES, expert_names, moe_prefix, random_tensors, small_
 import colibri_lab as lab
 from colibri_lab.nan import elementary
 from colibri_lab.nan.causes import explain
+from colibri_lab.nan.causes_words import number
 from colibri_lab.nan.inner import Points, tap_of
 from colibri_lab.nan.result import Origin
 from colibri_lab.nan.source import Birth, Source
 from colibri_lab.testing import canonical
+from colibri_lab.trace import Trace
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 IDS = list(range(3, 15))
@@ -83,6 +86,28 @@ def times(**factors: float) -> Callable[[Tensors], None]:
             tensors[LAYER + name.replace("__", ".") + ".weight"] *= np.float32(factor)
 
     return change
+
+
+def healthy(family: str = "mixtral", **options: Any) -> tuple[Any, Trace]:
+    """(model, trace) of a reference checkpoint."""
+    model = lab.open(REFERENCE / family)
+    session = model.session(capture="all")
+    session.feed(IDS)
+    return model, session.trace()
+
+
+def altered(trace: Trace, arrays: dict[str, np.ndarray], without: tuple[str, ...] = (), **meta: Any) -> Trace:
+    """The trace with other arrays under some paths, and without those that end in one of `without`."""
+    kept = {path: trace[path] for path in trace if not path.endswith(without or ("?",))}
+    return Trace(kept | arrays, ids=trace.ids, texts=trace.texts, meta={**trace.meta, **meta})
+
+
+def planted(trace: Trace, path: str, place: Any, value: float, bits: int | None = None) -> dict[str, np.ndarray]:
+    array = np.array(trace[path], np.float32)
+    array[place] = value
+    if bits is not None:
+        array.view(np.uint32)[place] = bits
+    return {path: array}
 
 
 # ---- the arithmetic --------------------------------------------------------------------------------------------------
@@ -320,3 +345,150 @@ def test_a_point_counts_under_the_first_tap_behind_it() -> None:
     assert taps == ["layers.2.moe.input", "layers.2.attn.weights", "layers.2.attn.out", "layers.2.moe.gates"]
     assert tap_of("layers.1.middle", [2]) == "layers.1.mlp.input" and tap_of("norm", []) == "norm"
     assert moe_prefix(small_config("mixtral"), 1) == LAYER + "block_sparse_moe."
+
+
+# ---- what the record alone tells -------------------------------------------------------------------------------------
+
+
+def test_an_edit_is_named_with_its_line(tmp_path: Path) -> None:
+    """Only the tokens of the edit; the same value without an edit is not what the arithmetic gives."""
+    model = lab.open(REFERENCE / "mixtral")
+    session = model.session(capture="all")
+    stepper = session.stepper(IDS, chunk=None)
+    stepper.patch("layers.1.moe.output", np.inf, tokens=[3, 5])
+    stepper.finish()
+    source = Source(session.trace(), model)
+    (origin,) = explain(birth(source, "layers.1.moe.routed"), source)  # there is no shared expert: it is the same array
+    assert (origin.kind, origin.tokens, origin.path) == ("edit", (3, 5), "layers.1.moe.routed")
+    assert "patch(" in origin.cause and "layers.1.moe.output" in origin.cause and "(made " in origin.cause
+    unsaid = Source(altered(session.trace(), {}, edits=[]), model)
+    (unknown,) = explain(birth(unsaid, "layers.1.moe.routed"), unsaid)
+    assert unknown.kind == "unknown" and "did not do what its definition says" in unknown.cause
+
+
+def test_routing_edits_say_which_tap_they_change() -> None:
+    model = lab.open(REFERENCE / "mixtral")
+    session = model.session(capture="all")
+    stepper = session.stepper(IDS, chunk=None)
+    stepper.bias_router(1, {2: float("inf")}, tokens=[4])
+    stepper.finish()
+    source = Source(session.trace(), model)
+    assert session.trace().edits[0]["path"] == "layers.1.moe.router_logits"
+    (origin,) = explain(birth(source, "layers.1.moe.router_logits"), source)
+    assert (origin.kind, origin.tokens, origin.index) == ("edit", (4,), 2)
+
+
+def test_memory_that_nobody_wrote_is_known_by_its_bits() -> None:
+    model, trace = healthy()
+    rows = planted(trace, "layers.1.moe.output", (4, slice(None)), np.nan, 0x7FA5A5A5)
+    source = Source(altered(trace, rows), model)
+    (origin,) = explain(birth(source, "layers.1.moe.output"), source)
+    assert (origin.kind, origin.token, origin.index) == ("uninitialised", 4, 0)
+    assert "0x7FA5A5A5" in origin.cause and origin.n_values == trace["layers.1.moe.output"].shape[1]
+    other = Source(altered(trace, planted(trace, "layers.1.moe.output", (4, 3), np.nan)), model)
+    (origin,) = explain(birth(other, "layers.1.moe.output"), other)
+    assert (origin.kind, origin.index) == ("unknown", 3)
+
+
+def watch_of(point: str, **numbers: int) -> Any:
+    row = {"n_nan": 0, "n_signalling": 0, "n_inf": 0, "n_negative_inf": 0, "token": -1, "index": -1} | numbers
+    table = np.zeros(1, [("point", "U96"), *((name, "i8") for name in row)])
+    table[0] = (point, *row.values())
+    return SimpleNamespace(table=table)
+
+
+WATCHED = [  # point, counts, index as the table has it, kind, index of the origin
+    ("attn.scores", {"n_inf": 5, "n_negative_inf": 5}, 2 * 5, "masked row", (2, 0)),
+    ("attn.scores", {"n_nan": 5}, 1 * 5 + 3, "scale", (1, 3)),
+    ("attn.scores", {"n_inf": 5, "n_negative_inf": 2}, 0, "scale", (0, 0)),
+    ("attn.context", {"n_nan": 8, "n_signalling": 8}, 8 + 1, "uninitialised", (1, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("point", "counts", "index", "kind", "place"), WATCHED)
+def test_the_watch_table_tells_what_broke_between_the_taps(
+    point: str, counts: dict[str, int], index: int, kind: str, place: tuple[int, int]
+) -> None:
+    """q, k and v are finite, and so is what they give: it was not the numbers."""
+    model, trace = healthy()
+    heads, width = trace["layers.1.attn.q"].shape[1:]
+    index = index if point == "attn.scores" else width + 1
+    assert heads > 2
+    rows = planted(trace, "layers.1.attn.out", (4, slice(None)), np.nan)
+    source = Source(altered(trace, rows), model, watch_of(f"layers.1.{point}", **counts, token=4, index=index))
+    (origin,) = explain(birth(source, "layers.1.attn.out"), source)
+    assert (origin.kind, origin.point, origin.token, origin.index) == (kind, f"layers.1.{point}", 4, place)
+    assert origin.n_values == counts.get("n_nan", 0) + counts.get("n_inf", 0)
+    blind = Source(altered(trace, rows), model)
+    assert [o.kind for o in explain(birth(blind, "layers.1.attn.out"), blind)] == ["unknown"]
+
+
+# ---- narrower formats, and traces without a model --------------------------------------------------------------------
+
+
+def test_float16_ends_where_float16_ends() -> None:
+    """A recording in float16, without weights: act(gate) · up is told, with the limit of the format."""
+    _, trace = healthy()
+    half = {path: trace[path].astype(np.float16) for path in trace if trace[path].dtype == np.float32}
+    gate, up, hidden = (np.array(half[f"layers.1.moe.dispatch.{tap}"]) for tap in ("gate", "up", "hidden"))
+    gate[3, 5], up[3, 5], hidden[3, 5] = 412.25, 181.625, np.inf
+    taps = {f"layers.1.moe.dispatch.{tap}": rows for tap, rows in (("gate", gate), ("up", up), ("hidden", hidden))}
+    made = Trace(half | taps | {p: trace[p] for p in trace if p not in half}, ids=trace.ids, texts=[],
+                 meta={**trace.meta, "arithmetic": "float16"})  # fmt: skip
+    source = Source(made)
+    expert = int(source.dispatch(1)[1][3])
+    (origin,) = explain(birth(source, f"layers.1.moe.experts.{expert}.hidden"), source)
+    assert (origin.kind, origin.dtype, origin.index) == ("overflow", "float16", 5)
+    act = np.float32(gate[3, 5]) / np.float32(1)  # 1 + e^−412 is 1
+    assert origin.exact == float(act) * float(up[3, 5])
+    assert origin.cause == f"overflow: {act} × {float(up[3, 5])} = {number(origin.exact)}, and float16 ends at 65,504"
+    assert origin.operands[-1].pattern == 0x7BFF and origin.operands[-1].name == "largest float16"
+
+
+def test_without_weights_a_product_is_unknown_and_says_what_it_needs() -> None:
+    _, trace = healthy()
+    source = Source(altered(trace, planted(trace, "layers.1.moe.router_logits", (4, 1), np.inf)))
+    (origin,) = explain(birth(source, "layers.1.moe.router_logits"), source)
+    assert (origin.kind, origin.token, origin.index) == ("unknown", 4, 1)
+    assert origin.needs == ("the weights: find(trace, model=path)",)
+
+
+def test_taps_that_were_not_recorded_are_computed_or_asked_for(tmp_path: Path) -> None:
+    """Without gate and up of the experts the weights give them; without attn.out nothing does."""
+    gate, up, _ = expert_names(small_config("mixtral"))
+    base = "block_sparse_moe__experts__3__"
+    sick = Sick(tmp_path, "mixtral", times(**{base + gate: 1e20, base + up: 1e20}))
+    wanted = sick.origins("layers.1.moe.experts.3.hidden")[0]
+    thin = Source(altered(sick.trace, {}, without=("dispatch.gate", "dispatch.up", "dispatch.hidden")), sick.model)
+    found = explain(birth(thin, "layers.1.moe.experts.3.output"), thin)[0]
+    assert (found.point, found.path, found.cause) == (wanted.point, wanted.path, wanted.cause)
+    model, trace = healthy()
+    rows = planted(trace, "layers.1.moe.input", (4, 1), np.nan)
+    lacking = Source(altered(trace, rows, without=("layers.0.output",)), model)
+    (origin,) = explain(birth(lacking, "layers.1.moe.input"), lacking)
+    assert origin.kind == "unknown" and origin.needs == ("layers.0.output",)
+
+
+def test_two_diseases_in_one_operation_are_two_origins(tmp_path: Path) -> None:
+    """A bad element of one output's weights, and an overflow in another's, for the same tokens."""
+
+    def change(tensors: Tensors) -> None:
+        weight = tensors[LAYER + "self_attn.o_proj.weight"]
+        weight[3, 7] = np.nan
+        weight[9] = np.float32(3e38) * np.sign(weight[9])
+
+    found = Sick(tmp_path, "mixtral", change).origins("layers.1.attn.out")
+    kinds = {origin.kind for origin in found}
+    assert "weight value" in kinds and kinds & {"overflow", "inf − inf"}
+    assert {origin.index for origin in found} == {3, 9}
+
+
+def test_scores_rounded_away_leave_gates_of_zero_over_zero() -> None:
+    """The softmax over many experts, kept in a format that ends above it."""
+    _, trace = healthy("qwen3_moe")
+    scores = np.zeros_like(trace["layers.0.moe.scores"])
+    gates = np.full_like(trace["layers.0.moe.gates"], np.nan)
+    arrays = {"layers.0.moe.scores": scores, "layers.0.moe.gates": gates}
+    source = Source(altered(trace, arrays, gate_rule="softmax_renormalised"))
+    (origin,) = explain(birth(source, "layers.0.moe.gates"), source)
+    assert origin.kind == "0/0" and origin.cause.startswith("0/0: the scores of the chosen experts add up to 0")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from colibri_lab.nan.causes_base import Operation, Weight, Where, finite
 from colibri_lab.nan.causes_rows import norm_reason
 from colibri_lab.nan.causes_words import Reason, bracketed, break_reason, number, overflow
-from colibri_lab.nan.elementary import F32, chain, chain_break, dot, dot_break, rms_norm, rotate, rounded, softmax
+from colibri_lab.nan.elementary import F32, chain, chain_break, dot, dot_break, rms_norm, rotate, softmax
 from colibri_lab.nan.result import Operand
 
 __all__ = ["Context", "Heads", "Scores", "Softmax"]
@@ -155,8 +155,7 @@ class Scores(Operation):
         for row, keys in enumerate(self.seen):
             mates = np.repeat(self.k[keys.start : keys.stop], self.group, axis=1).swapaxes(0, 1)  # (heads, keys, d)
             with np.errstate(all="ignore"):
-                made = dot(self.q[row][:, None], mates, self.accumulation) * self.scale
-            out[row, :, keys.start : keys.stop] = rounded(made, self.accumulation)
+                out[row, :, keys.start : keys.stop] = dot(self.q[row][:, None], mates, self.accumulation) * self.scale
         return out
 
     def visible(self) -> NDArray[np.bool_]:

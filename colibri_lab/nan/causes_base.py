@@ -84,6 +84,7 @@ class Operation:
 
     def __init__(self, point: str, words: str, dtype: str = "float32") -> None:
         self.point, self.words, self.dtype = point, words, dtype
+        self.flush = self.saturate = False
 
     def raw(self) -> F32:
         """What the arithmetic gives before it is rounded to `dtype`."""
@@ -105,7 +106,11 @@ class Operation:
     @cached_property
     def value(self) -> F32:
         """What is stored."""
-        return rounded(self.unrounded, self.dtype)
+        return self.kept(self.unrounded)
+
+    def kept(self, raw: F32) -> F32:
+        """As the run stores it."""
+        return rounded(raw, self.dtype, self.flush, self.saturate)
 
     def at(self, where: Where) -> tuple[F32, F32]:
         """(before, after rounding) at some places."""

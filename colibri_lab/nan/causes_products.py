@@ -48,7 +48,7 @@ class Product(Operation):
         if self.bias is not None:
             with np.errstate(all="ignore"):
                 raw = rounded(raw + self.bias.array[outputs].astype(np.float32), self.accumulation)
-        return raw, rounded(raw, self.dtype)
+        return raw, self.kept(raw)
 
     @cached_property
     def _first(self) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -38,49 +39,37 @@ def not_computed(
     found, rest = [], where
     words = operation.words if operation is not None else ""
     for edit in source.trace.edits:
-        hit = np.isin(birth.tokens[rest[0]], _tokens(edit, birth.tokens)) & _touches(edit, birth.path)
+        hit = np.isin(birth.tokens[rest[0]], _tokens(edit, birth.tokens)) & _touches(edit, birth.path, points)
         part, rest = _split(rest, hit)
         if len(part[0]):
             made = f"{edit.get('code', edit.get('kind', 'a change'))} (made {edit.get('made', 'in the run')})"
             reason = Reason("edit", made)
             found.append(origin_of(birth, source, birth.path, words, part, reason, made, float(held[part][0])))
-    for reason, part, place in _reasons(birth, source, operation, inner, rest, held, needs):
-        point, at = place if place is not None else (birth.path, part)
-        says = points_words(points, point, birth) if place is not None else words
-        came = float(held[part][0]) if place is None else reason.operands[0].value
-        found.append(origin_of(birth, source, point, says, at, reason, reason.words, came))
+    if operation is not None and len(rest[0]):
+        watched = _watched(birth, source, points, inner, rest)
+        if watched is not None:
+            return [*found, watched]
+    for reason, part in _reasons(birth, source, operation, rest, held, needs):
+        found.append(origin_of(birth, source, birth.path, words, part, reason, reason.words, float(held[part][0])))
     return found
 
 
-def points_words(points: Points, point: str, birth: Birth) -> str:
-    """What the operation of an inner point does; it can be made, for it was."""
-    return points.operation(point, birth.tokens).words
-
-
 def _reasons(
-    birth: Birth, source: Source, operation: Operation | None, inner: list[str], rest: Where, held: Array,
-    needs: tuple[str, ...],
-) -> Iterator[tuple[Reason, Where, tuple[str, Where] | None]]:  # fmt: skip
-    """(reason, values of the tap, (inner point, values there) when it was there that it broke)."""
-    if not len(rest[0]):
-        return
-    watched = _watched(birth, source, inner, rest) if operation is not None else None
-    if watched is not None:
-        reason, point, at = watched
-        yield reason, rest, (point, at)
-        return
+    birth: Birth, source: Source, operation: Operation | None, rest: Where, held: Array, needs: tuple[str, ...]
+) -> Iterator[tuple[Reason, Where]]:
+    """(reason, values of the tap) of what the watch table does not know of."""
     bits = np.ascontiguousarray(held[rest], np.float32).view(np.uint32) & ~np.uint32(_QUIET)
     unwritten, rest = _split(rest, bits == POISON & ~_QUIET)
     if len(unwritten[0]):
         word = int(np.ascontiguousarray(held[unwritten][:1]).view(np.uint32)[0])
         words = f"0x{word:08X} is what memory holds that was never written, and {birth.path} has it"
-        yield Reason("uninitialised", words, (Operand("found", float("nan"), bits=word),)), unwritten, None
+        yield Reason("uninitialised", words, (Operand("found", float("nan"), bits=word),)), unwritten
     if not len(rest[0]):
         return
     came = number(held[rest][0])
     if operation is None:
         words = f"{birth.path} holds {came} and what it was made from is not all recorded"
-        yield Reason("unknown", words, needs=needs), rest, None
+        yield Reason("unknown", words, needs=needs), rest
         return
     first = tuple(axis[:1] for axis in rest)
     gives = number(operation.at(first)[1][0])
@@ -88,23 +77,29 @@ def _reasons(
         f"{operation.words} gives {gives} from what was recorded, and the record holds {came}: the arithmetic did not "
         "do what its definition says, or the values were changed afterwards"
     )
-    yield Reason("unknown", words, needs=needs), rest, None
+    yield Reason("unknown", words, needs=needs), rest
 
 
-def _watched(birth: Birth, source: Source, inner: list[str], rest: Where) -> tuple[Reason, str, Where] | None:
-    """What the watch table says of the points before the tap: the first one that was not finite."""
+def _watched(birth: Birth, source: Source, points: Points, inner: list[str], rest: Where) -> Origin | None:
+    """An origin at the first point before the tap that the watch table saw break, at a token of these."""
     if source.watch is None:
         return None
     rows = np.unique(rest[0])
     for point in inner:
-        for seen in source.watch.table:
-            if str(seen["point"]) != point or not seen["n_nan"] + seen["n_inf"]:
-                continue
-            row = np.flatnonzero(birth.tokens[rows] == int(seen["token"]))
-            if not row.size:
-                continue
-            at = (rows[row[:1]], np.asarray([int(seen["index"])]))
-            return _of_watched(seen), point, at
+        seen = source.watch.table[source.watch.table["point"] == point]
+        hit = np.flatnonzero(birth.tokens[rows] == int(seen["token"][0])) if len(seen) else rows[:0]
+        if len(hit) and seen["n_nan"][0] + seen["n_inf"][0]:
+            operation = points.operation(point, birth.tokens)
+            row, token = int(rows[hit[0]]), int(seen["token"][0])
+            shape: tuple[int, ...] = operation.value.shape[1:]
+            if point.endswith((".scores", ".weights")):  # there token t has t + 1 keys in each head
+                shape = (*shape[:-1], token + 1)
+            at = tuple(np.asarray([each]) for each in (row, *np.unravel_index(int(seen["index"][0]), shape)))
+            reason = _of_watched(seen[0])
+            came = reason.operands[0].value
+            origin = origin_of(birth, source, point, operation.words, at, reason, reason.words, came)
+            every = tuple(int(token) for token in birth.tokens[rows])
+            return replace(origin, tokens=every, n_values=int(seen["n_nan"][0] + seen["n_inf"][0]))
     return None
 
 
@@ -124,9 +119,12 @@ def _of_watched(seen: Any) -> Reason:
     return Reason("unknown", f"{counted}, while its definition gives finite numbers", operand)
 
 
-def _touches(edit: Mapping[str, Any], path: str) -> bool:
-    said = edit.get("path") or next(iter(_PATH.findall(str(edit.get("code", "")))), "")
-    return bool(said) and fnmatchcase(path, str(said))
+def _touches(edit: Mapping[str, Any], path: str, points: Points) -> bool:
+    """Whether an edit changes a tap. Without a shared expert, what a block returns is the gated sum itself."""
+    said = str(edit.get("path") or next(iter(_PATH.findall(str(edit.get("code", "")))), ""))
+    if path.endswith(".moe.routed") and not points.has_shared(path.removesuffix("moe.routed")):
+        said = said.replace(".moe.output", ".moe.routed")
+    return bool(said) and fnmatchcase(path, said)
 
 
 def _tokens(edit: Mapping[str, Any], every: Array) -> Array:

@@ -10,7 +10,19 @@ from numpy.typing import NDArray
 
 from colibri_lab.nan.causes_base import Array, Operation, Weight, Where, finite, weight_reason
 from colibri_lab.nan.causes_words import Reason, bracketed, break_reason, number, overflow
-from colibri_lab.nan.elementary import F32, chain, chain_break, dot, fma, rms_norm, root_of, sigmoid, silu, softmax
+from colibri_lab.nan.elementary import (
+    F32,
+    chain,
+    chain_break,
+    dot,
+    fma,
+    rms_norm,
+    root_of,
+    rounded,
+    sigmoid,
+    silu,
+    softmax,
+)
 from colibri_lab.nan.result import Operand
 
 __all__ = ["Add", "AddScaled", "Copy", "Gated", "Gates", "Norm", "Routed", "RouterScores", "Sigmoid", "norm_reason"]
@@ -247,13 +259,15 @@ class Routed(Operation):
 class AddScaled(Operation):
     """routed + gate · shared."""
 
-    def __init__(self, point: str, dtype: str, routed: F32, gate: F32, shared: F32) -> None:
+    def __init__(
+        self, point: str, dtype: str, routed: F32, gate: F32, shared: F32, accumulation: str | None = None
+    ) -> None:
         super().__init__(point, "output = routed + shared gate · shared output", dtype)
-        self.routed, self.gate, self.shared = routed, gate, shared
+        self.routed, self.gate, self.shared, self.accumulation = routed, gate, shared, accumulation
 
     def raw(self) -> F32:
         """(rows, H)."""
-        return fma(self.gate, self.shared, self.routed)
+        return rounded(fma(self.gate, self.shared, self.routed), self.accumulation)
 
     def ready(self) -> NDArray[np.bool_]:
         """The elements and the gate of the row."""
@@ -261,11 +275,14 @@ class AddScaled(Operation):
 
     def cause(self, place: tuple[int, ...], came: float) -> Reason | None:
         """Only overflow is left."""
-        return self.beyond(place, 0.0)
+        return self._told(place, self.accumulation or "float32")
 
     def beyond(self, place: tuple[int, ...], raw: float) -> Reason:
         """The sum with its numbers."""
+        return self._told(place, self.dtype)
+
+    def _told(self, place: tuple[int, ...], dtype: str) -> Reason:
         routed, gate, shared = float(self.routed[place]), float(self.gate[place[0], 0]), float(self.shared[place])
         told = f"{number(routed)} + {bracketed(gate)} × {bracketed(shared)}"
         operands = Operand("routed", routed), Operand("shared gate", gate), Operand("shared output", shared)
-        return overflow(told, routed + gate * shared, self.dtype, *operands)
+        return overflow(told, routed + gate * shared, dtype, *operands)

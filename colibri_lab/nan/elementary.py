@@ -31,20 +31,28 @@ LANES = 16
 _BLOCK = 1 << 21  # float64 numbers in the partial sums that are worked on at a time: 16 MB
 
 
-def rounded(x: Array, dtype: str | None) -> F32:
+def rounded(x: Array, dtype: str | None, flush: bool = False, saturate: bool = False) -> F32:
     """float32 values rounded to the nearest number of a format, ties to even, and widened again.
 
-    Beyond the end comes Inf, as IEEE 754 says; of float8_e4m3fn, which has none, NaN.
+    Beyond the end comes Inf, as IEEE 754 says; of float8_e4m3fn, which has none, NaN; or, with `saturate`, the largest
+    number, then for ±Inf as well. `flush`: subnormal numbers of the format become zero.
     """
     single = np.asarray(x, np.float32)
-    if dtype is None or dtype == "float32":
+    if (dtype is None or dtype == "float32") and not flush and not saturate:
         return single
-    kind, wide = format_of(dtype), single.astype(np.float64)
+    dtype = dtype or "float32"
+    kind = format_of(dtype)
+    with np.errstate(invalid="ignore"):
+        wide = single.astype(np.float64)
     finite = np.isfinite(wide)
     step = np.asarray(spacing(np.where(finite, np.minimum(np.abs(wide), kind.largest), 0.0), kind))
     near = np.where(finite, np.rint(np.where(finite, wide, 0.0) / step) * step, wide)  # a power of two: both are exact
     beyond = np.abs(near) > kind.largest
     edge = np.nan if kind.name == "float8_e4m3fn" else np.inf
+    if saturate:
+        edge = kind.largest
+    if flush:
+        near = np.where(np.abs(near) < 2.0**kind.lowest, np.copysign(0.0, near), near)
     return cast(F32, np.where(beyond, np.copysign(edge, near), near).astype(np.float32))
 
 

@@ -84,7 +84,9 @@ class Points:
         """The operation that makes a point, over these rows."""
         key = point, tokens.tobytes()
         if key not in self._made:
-            self._made[key] = self._build(point, tokens)
+            operation = self._build(point, tokens)
+            operation.flush, operation.saturate = self.source.flushes, self.source.saturates(point)
+            self._made[key] = operation
         return self._made[key]
 
     def weight(self, name: str) -> Weight:
@@ -159,12 +161,12 @@ class Points:
                 "moe.shared.gate": ("moe.shared.gate.product",), "moe.shared.gate.product": ("moe.input",),
                 "moe.shared.inner.gate": ("moe.input",), "moe.shared.inner.up": ("moe.input",),
                 "mlp.inner.gate": ("mlp.input",), "mlp.inner.up": ("mlp.input",),
-                "moe.output": ("moe.routed",) + (("moe.shared.output", "moe.shared.gate") if self._shared(prefix)
+                "moe.output": ("moe.routed",) + (("moe.shared.output", "moe.shared.gate") if self.has_shared(prefix)
                                                  else ()),
             }.get(name, ())  # fmt: skip
         yield from (prefix + each for each in reads)
 
-    def _shared(self, prefix: str) -> bool:
+    def has_shared(self, prefix: str) -> bool:
         """Whether a layer has a shared expert: from the model, else from what was recorded."""
         if self.source.model is not None:
             return self.source.weight(prefix + "moe.shared.gate") is not None
@@ -324,9 +326,10 @@ class Points:
             outputs = self._outputs(layer, ids, tokens)
             return Routed(point, dtype, get("moe.gates"), outputs, ids, source.accumulation(point))
         if name == "moe.output":
-            if not self._shared(prefix):
+            if not self.has_shared(prefix):
                 return Copy(point, "output = routed", dtype, get("moe.routed"))
-            return AddScaled(point, dtype, get("moe.routed"), get("moe.shared.gate"), get("moe.shared.output"))
+            return AddScaled(point, dtype, get("moe.routed"), get("moe.shared.gate"), get("moe.shared.output"),
+                             source.accumulation(point))  # fmt: skip
         raise Missing(f"no operation makes '{point}'")
 
     def _ids(self, layer: int, tokens: Ints) -> Ints:

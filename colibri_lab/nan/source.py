@@ -149,12 +149,19 @@ class Source:
         """The format to which partial sums are rounded in the operation that makes a point; None: they are not."""
         return self._emulated("accumulation", point)
 
+    @property
+    def flushes(self) -> bool:
+        """Whether subnormal numbers become zero when a point is stored."""
+        return bool(self._emulation.get("flush_subnormals"))
+
+    def saturates(self, point: str) -> bool:
+        """Whether what is too large becomes the largest number there."""
+        return any(_names(pattern, point) for pattern in self._emulation.get("saturate") or ())
+
     def _emulated(self, what: str, point: str) -> str | None:
         said = self._emulation.get(what)
         if isinstance(said, Mapping):
-            part = point.split(".")
-            names = {point, ".".join([*part[:4], "*", *part[5:]]) if part[3:4] == ["experts"] else point}
-            named = [kind for pattern, kind in said.items() if any(fnmatchcase(name, pattern) for name in names)]
+            named = [kind for pattern, kind in said.items() if _names(pattern, point)]
             said = named[-1] if named else None
         return None if said is None else str(said)
 
@@ -175,6 +182,12 @@ class Source:
         """How many keys a query of a layer sees, itself included; None: all before it."""
         windows = self.settings.windows
         return windows[layer] if layer < len(windows) else None
+
+
+def _names(pattern: str, point: str) -> bool:
+    """Whether a pattern of an emulation names a point; the experts of a layer are `*` there."""
+    part = point.split(".")
+    return fnmatchcase(".".join([*part[:4], "*", *part[5:]]) if part[3:4] == ["experts"] else point, pattern)
 
 
 def _wide(array: Array) -> Array:
