@@ -42,6 +42,8 @@ def places_of(source: Source, reason: Reason, others: list[Named]) -> tuple[Weig
     words = f"{name}[{', '.join(map(str, index))}] is {number(place.value)} ({bits}{sort})"
     if place.file and place.offset is not None:
         words += f", in {place.file} at byte {place.offset:,}"
+    elif name in _replaced(source):
+        words += ", put there in memory (model.with_weights)"
     words += _more(source, name, index, [other for other in others if other[0] == name])
     return place, f"{words}; {reason.words}" if reason.words else words
 
@@ -50,11 +52,15 @@ def _place(source: Source, reason: Reason, name: str, index: tuple[int, ...]) ->
     operand = reason.operands[0]
     file, offset = "", None
     described = _described(source, name)
-    if described is not None and described.file:
+    if described is not None and described.file and name not in _replaced(source):
         file = PurePath(described.file).name
         flat = int(np.ravel_multi_index(index, described.shape))
         offset = int(described.file_offset) + flat * described.dtype.itemsize
     return WeightPlace(name, index, operand.value, operand.dtype, operand.pattern, file, offset)
+
+
+def _replaced(source: Source) -> list[str]:
+    return list(getattr(getattr(source.model, "weights", None), "replaced", []))
 
 
 def _described(source: Source, name: str) -> Any:
