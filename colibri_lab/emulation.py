@@ -71,6 +71,7 @@ class Emulation:
     `flush_subnormals`: what is subnormal in the storage format becomes zero of its sign. `saturate`: patterns of points
     at which ±Inf and what is too large become the largest number of the format instead; NaN stays.
 
+    Where a layer has no shared expert, `moe.routed` and `moe.output` are the same rows, which both formats then round.
     Weights are used as the file holds them: they are not rounded, embeddings are as they enter at the point `embed`.
     The KV cache holds the rounded k and v. The floating-point mode of the process is not touched, and the bytes are the
     same on every code path and for any number of threads.

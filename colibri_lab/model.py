@@ -26,6 +26,7 @@ from colibri_lab.errors import ArgumentError, BusyError, FileError, FormatError
 from colibri_lab.weights import Weights
 
 if TYPE_CHECKING:
+    from colibri_lab.emulation import Emulation
     from colibri_lab.memory import MemoryPanel
     from colibri_lab.session import Session
     from colibri_lab.tokenizer import Tokenizer
@@ -197,6 +198,7 @@ class Model:
         max_tokens: int | None = None,
         gate_mode: str | None = None,
         to: str | os.PathLike[str] | None = None,
+        emulate: str | Emulation | None = None,
     ) -> Session:
         """A new timeline of tokens on this model.
 
@@ -213,7 +215,11 @@ class Model:
         new file is ready. Its taps take disk instead of memory; `max_tokens` None then also keeps to half of the free
         disk.
 
-        Raises ArgumentError for an unknown capture or gate mode, or a `to` that is one of the model's files;
+        `emulate` names a number format ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2") that the values of every
+        point are rounded to, or is a `lab.Emulation`, which says it point by point and for the sums too. Weights are
+        used as they are. Views and the trace are float32 that hold numbers of that format.
+
+        Raises ArgumentError for an unknown capture, gate mode or format, or a `to` that is one of the model's files;
         OutOfMemoryError or FileError with the bytes when it cannot fit; FileError when `to` cannot be written or
         another session records there.
         """
@@ -227,6 +233,7 @@ class Model:
             max_tokens,
             gate_mode,
             to,
+            emulate,
         )
         if max_tokens is not None and limit is not None and max_tokens > limit:
             warnings.warn(

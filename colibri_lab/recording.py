@@ -49,9 +49,12 @@ class RecordedSession(core.Session):
         threads: int,
         gate_mode: str | None,
         to: str | os.PathLike[str],
+        emulation: NDArray[np.uint8] | None = None,
     ) -> None:
         self.path: Path = target_of(to, [path for path, _, _ in model.files()])
-        super().__init__(model, capture, max_tokens, threads, gate_mode, max(1, free_bytes(self.path.parent)))
+        super().__init__(
+            model, capture, max_tokens, threads, gate_mode, max(1, free_bytes(self.path.parent)), emulation
+        )
         self._process = os.getpid()
 
     def begin_file(self, owner: Session) -> None:

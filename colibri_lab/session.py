@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._engine import core
+from colibri_lab.emulation import Emulation, emulation_of
 from colibri_lab.errors import ArgumentError, BusyError, ColibriError, NotCapturedError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.tape import Tape
@@ -113,6 +114,7 @@ class Session:
         max_tokens: int | None,
         gate_mode: str | None,
         to: str | os.PathLike[str] | None = None,
+        emulate: str | Emulation | None = None,
     ) -> None:
         if any(not isinstance(pattern, str) for pattern in capture):
             raise ArgumentError(f"capture takes a level or a list of tap patterns, all texts; this is {capture!r:.80}")
@@ -128,13 +130,19 @@ class Session:
             )
         self.model = model
         self.capture: tuple[str, ...] = tuple(capture) or ("none",)
+        self.emulation: Emulation | None = emulation_of(emulate)
+        """The number formats that it emulates; None: float32 everywhere."""
+        formats = None
+        if self.emulation is not None:
+            self.emulation.check(model.config)
+            formats = self.emulation.table(model.config)
         options = list(self.capture), _count("max_tokens", max_tokens), _count("threads", threads), gate_mode
         if to is None:
-            self._engine = core.Session(model._engine, *options)
+            self._engine = core.Session(model._engine, *options, emulation=formats)
         else:
             from colibri_lab.recording import RecordedSession
 
-            self._engine = RecordedSession(model._engine, *options, to)
+            self._engine = RecordedSession(model._engine, *options, to, formats)
         self._threads = Threads(self._engine.threads, self._engine.threads_asked or None, *core.usable_cpus())
         self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
         self._ids: list[int] = []
@@ -312,7 +320,8 @@ class Session:
             "gate_rule": self.gate_mode,
             "gate_mode": self.gate_mode,
             "capture": list(self.capture),
-            "arithmetic": "float32",
+            "arithmetic": "float32" if self.emulation is None else self.emulation.arithmetic,
+            **({} if self.emulation is None else {"emulation": self.emulation.record()}),
             "weights_dtype": self.model.weights_dtype,
             "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()},
         }
@@ -411,6 +420,7 @@ class Session:
         return (
             f"<Session of {self.model.config.model_type}: {self._engine.length} of {self.max_tokens} tokens, "
             f"capture {', '.join(self.capture)}, {self.threads} threads"
+            + (f", emulating {self.emulation}" if self.emulation else "")
             + (f", recording into {self.recording}>" if self.recording else ">")
         )
 

@@ -28,6 +28,17 @@ static py::tuple census(const py::array &array)
     return py::make_tuple(counts.n_nan, counts.n_inf, counts.n_subnormal, counts.first_nonfinite);
 }
 
+// A copy, rounded.
+static py::array_t<float> rounded(const py::array_t<float, py::array::c_style> &values, int format, bool flush, bool saturate)
+{
+    if (format < COLIBRI_FLOAT32 || format > COLIBRI_FLOAT8_E5M2)
+        throw py::value_error("the formats are 0 to " + std::to_string((int)COLIBRI_FLOAT8_E5M2));
+    py::array_t<float> out(std::vector<py::ssize_t>(values.shape(), values.shape() + values.ndim()));
+    std::copy(values.data(), values.data() + values.size(), out.mutable_data());
+    colibri_round(out.mutable_data(), out.size(), {(colibri_format)format, flush, saturate});
+    return out;
+}
+
 static py::tuple usable_cpus()
 {
     colibri_cpus cpus = colibri_usable_cpus();
@@ -48,5 +59,7 @@ void bind_machine(py::module_ &m)
     m.def("isa_names", &isa_names, "Code paths that this build and this CPU can run, best first.");
     m.def("usable_cpus", &usable_cpus, "(count, what says so) of the CPUs that this process may use.");
     m.def("failed_unmaps", &failed_unmaps, "(count, bytes) of mappings that the system refused to take back.");
+    m.def("rounded", &rounded, py::arg("values"), py::arg("format"), py::arg("flush"), py::arg("saturate"),
+          "A copy of float32 values, each the nearest number of a format: 0 float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.");
     m.def("census", &census, py::arg("array"), "(NaN, Inf, subnormal, flat index of the first non-finite value or -1), counted by bit pattern.");
 }

@@ -2,9 +2,25 @@
 #include "blocks.hpp"
 #include "session.hpp"
 
-static std::unique_ptr<Session> create(const Model &model, const std::vector<std::string> &capture, int64_t max_tokens, int threads,
-                                       const std::optional<std::string> &gate_mode, int64_t file_bytes)
+// (layers, points, 4) of uint8: storage format, flush, saturate, accumulation format; None emulates nothing.
+static std::vector<colibri_emulation> emulation_of(const std::optional<py::array_t<uint8_t, py::array::c_style>> &table)
 {
+    std::vector<colibri_emulation> out;
+    if (!table)
+        return out;
+    if (table->ndim() != 3 || table->shape(2) != 4)
+        throw py::value_error("an emulation has the shape (layers, points, 4)");
+    const uint8_t *entry = table->data();
+    for (py::ssize_t i = 0; i < table->size(); i += 4)
+        out.push_back({{(colibri_format)entry[i], entry[i + 1] != 0, entry[i + 2] != 0}, (colibri_format)entry[i + 3]});
+    return out;
+}
+
+static std::unique_ptr<Session> create(const Model &model, const std::vector<std::string> &capture, int64_t max_tokens, int threads,
+                                       const std::optional<std::string> &gate_mode, int64_t file_bytes,
+                                       const std::optional<py::array_t<uint8_t, py::array::c_style>> &emulation)
+{
+    const std::vector<colibri_emulation> entries = emulation_of(emulation);
     std::vector<const char *> patterns;
     for (const std::string &pattern : capture)
         patterns.push_back(pattern.c_str());
@@ -16,6 +32,8 @@ static std::unique_ptr<Session> create(const Model &model, const std::vector<std
     options.threads = threads;
     options.gate_mode = gate_mode_of(gate_mode);
     options.file_bytes = file_bytes;
+    options.emulation = entries.data();
+    options.n_emulation = entries.size();
     colibri_session *created = nullptr;
     colibri_message message;
     check(colibri_session_create(model.get(), &options, &created, &message), message);
@@ -98,7 +116,7 @@ void bind_session(py::module_ &m)
 {
     py::class_<Session> session(m, "Session");
     session.def(py::init(&create), py::arg("model"), py::arg("capture"), py::arg("max_tokens"), py::arg("threads"), py::arg("gate_mode"),
-                py::arg("file_bytes") = 0)
+                py::arg("file_bytes") = 0, py::arg("emulation") = py::none())
         .def("feed", &feed, py::arg("ids"), py::arg("progress"))
         .def("truncate", &truncate_rows, py::arg("n_tokens"))
         .def("tap", &tap, py::arg("kind"), py::arg("layer"), py::arg("expert"), py::arg("pass_index"))
