@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from colibri_lab.trace import Trace
     from colibri_lab.widgets.diff import DiffView
     from colibri_lab.widgets.explorer import RoutingExplorer
+    from colibri_lab.widgets.nan import NanTracer
     from colibri_lab.widgets.stepper import TokenStepper
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "FileError",
     "FormatError",
     "Model",
+    "NanTracer",
     "NonFiniteError",
     "NotCapturedError",
     "OutOfMemoryError",
@@ -106,6 +108,7 @@ _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
     "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "loading", "doctor": "_doctor", "nan": "nan",
     "DiffView": "widgets.diff", "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper",
+    "NanTracer": "widgets.nan",
     "routing": "routing", "cache": "cache", "numerics": "numerics", "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
     "exercises": "exercises", "record": "record", "Emulation": "emulation",

@@ -83,6 +83,7 @@ export function markAt(kind, x, y, w, h, pale = false) {
   if (kind === "clip") return `<path d="M${x + w - 8} ${y}H${x + w}V${y + 8}Z" fill="var(--markp)" stroke="var(--mark)" stroke-width="1.3"/>`;
   const [cx, cy] = [x + w / 2, y + h / 2];
   const r = Math.min(w, h) * 0.3;
+  if (kind === "subnormal") return `<rect x="${x + 0.5}" y="${y + 0.5}" width="${w - 1}" height="${h - 1}" fill="none" stroke="var(--mark)" stroke-dasharray="2 2"/><path d="M${cx - r} ${cy + r}h${2 * r}" stroke="var(--mark)" stroke-width="2"/>`;
   const box = pale ? `<rect x="${x + 0.5}" y="${y + 0.5}" width="${w - 1}" height="${h - 1}" fill="var(--sunk)" stroke="var(--line2)"/>` : "";
   if (Math.min(w, h) < 9) return pale ? `<rect x="${x}" y="${y}" width="${w}" height="${h}" fill="var(--mark)" fill-opacity="${kind === "nan" ? 0.45 : 0.25}"/>` : `<rect x="${x}" y="${y}" width="${w}" height="${h}" fill="var(--mark)"/>`;
   if (kind === "nan") {
@@ -94,7 +95,6 @@ export function markAt(kind, x, y, w, h, pale = false) {
     const full = `<rect x="${x}" y="${y}" width="${w}" height="${h}" fill="var(--mark)"/>`;
     return `${pale ? box : full}<path d="M${cx - r * 1.2} ${cy + up * r * 0.8}H${cx + r * 1.2}L${cx} ${cy - up * r}Z" fill="var(--mark${pale ? "" : "p"})"/>`;
   }
-  if (kind === "subnormal") return `<rect x="${x + 0.5}" y="${y + 0.5}" width="${w - 1}" height="${h - 1}" fill="none" stroke="var(--mark)" stroke-dasharray="2 2"/><path d="M${cx - r} ${cy + r}h${2 * r}" stroke="var(--mark)" stroke-width="2"/>`;
   return "";
 }
 
