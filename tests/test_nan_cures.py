@@ -201,3 +201,85 @@ def test_a_sum_that_fits_float32_is_put_in_from_float64(
     session = done_by_code(row, found, capsys)
     put = session.tape.expert_rows(1, expert)["output"][:, 5]
     assert np.isfinite(put[rows["tokens"].tolist().index(origin.token)])
+
+
+def overflowing(tensors: Tensors, healthy: lab.Session, expert: int) -> dict[str, tuple[Any, Any]]:
+    """The expert's largest output becomes 70,000, which float16 does not hold and its gate would bring back."""
+    name = f"{EXPERTS}{expert}.w2.weight"
+    factor = np.float32(70000 / np.abs(healthy.tape.expert_rows(1, expert)["output"]).max())
+    return {name: (slice(None), tensors[name] * factor)}
+
+
+def test_an_overflow_in_float16_is_cured_by_a_wider_format_a_clamp_or_without_its_expert(
+    ill: Callable[..., Found], tensors: Tensors, healthy: lab.Session, expert: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B2: the output of an expert overflows before its gate would have brought it back."""
+    found = ill(overflowing(tensors, healthy, expert), "float16")
+    point, model = "layers.1.moe.experts.*.output", found.trace.model
+    assert (found.origin.path, found.origin.kind) == (f"layers.1.moe.experts.{expert}.output", "overflow")
+    rows = lab.nan.cures(found)
+    assert [(row.kind, row.change, row.gone) for row in rows] == [
+        ("precision", "Output of the experts in layer 1 in float32", True),
+        ("clamp", "Clamp output of the experts in layer 1 to ±65,504", True),
+        ("precision", "Whole model in bfloat16", True),
+        ("ablate", f"Switch off expert {expert} in layer 1", True),
+        ("weight", "Replace the weight", None),
+    ]
+    reference = model.session("all")
+    reference.feed(IDS)
+    lifted, clamped = lab.Emulation({"*": "float16", point: "float32"}), lab.Emulation("float16", saturate=point)
+    emulations = [lifted, clamped, "bfloat16"]
+    for row, emulation in zip(rows[:3], emulations, strict=True):
+        mine = model.session("all", emulate=emulation)
+        mine.feed(IDS)
+        assert lab.nan.find(mine) is None
+        assert done_by_code(row, found, capsys).logits.tobytes() == mine.logits.tobytes()
+        assert row.kl == pytest.approx(kl(reference, mine), abs=1e-9)
+        moved = [np.sort(reference.tape[p], axis=1) != np.sort(mine.tape[p], axis=1)
+                 for p in (f"layers.{layer}.moe.expert_ids" for layer in range(3))]  # fmt: skip
+        assert row.rerouted == sum(int(each.any(axis=1).sum()) for each in moved)
+    done_by_code(rows[3], found, capsys)
+    assert rows[1].headroom == (0.0, f"layers.1.moe.experts.{expert}.output")
+    assert rows[2].headroom is not None and rows[2].headroom[0] > 100
+    whole = lab.nan.cure(found, "precision", to="float32", whole=True)
+    assert (whole.change, whole.gone, whole.kl, whole.rerouted) == ("Whole model in float32", True, 0.0, 0)
+
+
+def test_a_sum_that_overflows_in_float16_is_made_in_float32(
+    ill: Callable[..., Found], tensors: Tensors, healthy: lab.Session, expert: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point = "layers.1.moe.experts.*.output"
+    emulation = lab.Emulation(accumulation={"*": "float16", "layers.0.*": "float32"})
+    found = ill(overflowing(tensors, healthy, expert), emulation)
+    assert found.origin.point == f"layers.1.moe.experts.{expert}.output"
+    row = lab.nan.cure(found, "precision")
+    assert row.gone is True and f"'{point}': 'float32'" in row.code
+    mine = found.trace.model.session(
+        "all", emulate=lab.Emulation(accumulation={"*": "float16", "layers.0.*": "float32", point: "float32"})
+    )
+    mine.feed(IDS)
+    assert lab.nan.find(mine) is None
+    assert done_by_code(row, found, capsys).logits.tobytes() == mine.logits.tobytes()
+
+
+def test_cures_are_rows_in_order_and_an_interrupt_keeps_those_that_were_made(
+    ill: Callable[..., Found], expert: int
+) -> None:
+    found = ill({f"{EXPERTS}{expert}.w1.weight": ((7, 3), np.nan)})
+    seen: list[float] = []
+    rows = lab.nan.cures(found, seen.append)
+    assert [row.kind for row in rows] == ["precision", "clamp", "ablate", "weight"]
+    assert [row.gone for row in rows] == [None, False, True, True]
+    assert rows[1].note == "NaN stays NaN when it is clamped"
+    assert seen == sorted(seen) and seen[-1] == pytest.approx(1.0)
+
+    def stop(done: float) -> None:
+        if done > 0.55:
+            raise KeyboardInterrupt
+
+    kept = lab.nan.cures(found, stop)
+    assert [row.kind for row in kept] == [row.kind for row in rows]
+    assert [(row.gone, row.note) for row in kept[:2]] == [(row.gone, row.note) for row in rows[:2]]
+    assert [(row.gone, row.note) for row in kept[2:]] == [(None, "not tried: it was stopped before its turn")] * 2
+    with pytest.raises(KeyboardInterrupt):
+        lab.nan.cure(found, "ablate", progress=stop)

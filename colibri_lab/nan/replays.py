@@ -65,7 +65,7 @@ def run(trace: Trace, change: Change, report: Report) -> Rerun:
             part = trace.ids[start : start + _CHUNK]
             first, share = start / n, len(part) / n
             session.feed(part, progress=lambda done, at=first, of=share: report(0.8 * (at + done * of)))
-    found = find(session, progress=lambda done: report(0.8 + 0.2 * done))
+    found = find(session, progress=False)
     report(1.0)
     return Rerun(session.trace(), found)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.nan.taps import Taps
+from colibri_lab.nan.way import edges
 
 __all__ = ["How", "how_of", "rows_text", "value_text", "words"]
 
@@ -77,13 +78,13 @@ def words(taps: Taps, path: str, came_from: str, tokens: Ints, rows: Ints) -> st
         return "read as it came"
     with np.errstate(all="ignore"):
         if how == "norm":
-            return _norm(taps, name, made, read)
+            return _norm(taps, path, token, made, read)
         if how == "activation":
             return _activation(taps, path, token, read)
         if how == "gate" and name == "moe.routed":
             return _gate(taps, path, came_from, token, made, read)
         if how in ("residual", "gate"):
-            return _sum(made, read, "the residual stream" if name == "output of layer" else "the shared expert")
+            return _sum(taps, path, came_from, token, made, read)
         return _product(taps, path, name, made, read)
 
 
@@ -96,13 +97,20 @@ def _name(path: str) -> str:
     return "output of layer" if name == "output" else name
 
 
-def _norm(taps: Taps, name: str, made: Array, read: Array) -> str:
-    if np.isnan(read).any():
+def _norm(taps: Taps, path: str, token: int, made: Array, read: Array) -> str:
+    rows = [read, *_others(taps, path, "", token)]
+    if any(np.isnan(row).any() for row in rows):
         return "a NaN in the mean square: NaN in the whole row"
     if np.isnan(made).all() and not np.isinf(read).all():
         return "Inf − Inf = NaN in the mean square: NaN in the whole row"
     divides = taps.source.trace.meta["producer"] == "colibri-lab"
     return "Inf ÷ Inf = NaN" if divides else "Inf × 0 = NaN"
+
+
+def _others(taps: Taps, path: str, came_from: str, token: int) -> list[Array]:
+    """The rows of the token in what else a tap is made of."""
+    rows = (taps.row(edge.path, token) for edge in edges(taps.source, path) if edge.path != came_from)
+    return [row for row in rows if row is not None]
 
 
 def _product(taps: Taps, path: str, name: str, made: Array, read: Array) -> str:
@@ -162,14 +170,20 @@ def _gate(taps: Taps, path: str, came_from: str, token: int, made: Array, read: 
     return f"× gate {value_text(gate) if not math.isfinite(gate) else f'{gate:.2g}'}{zero}{then}"
 
 
-def _sum(made: Array, read: Array, what: str) -> str:
-    place = np.flatnonzero(~np.isfinite(made) & ~np.isfinite(read[: made.size]))
-    if not len(place) or read.size != made.size:
-        return "a factor of the sum is not finite"
-    value, out = float(read[place[0]]), float(made[place[0]])
+def _sum(taps: Taps, path: str, came_from: str, token: int, made: Array, read: Array) -> str:
+    if read.size != made.size:
+        return f"× a gate that is {value_text(float(read[0]))}"
+    lost = np.flatnonzero(~np.isfinite(made) & ~np.isfinite(read))
+    if not len(lost):
+        return "in the sum"
+    value, out = float(read[lost[0]]), float(made[lost[0]])
+    others = [float(row[lost[0]]) for row in _others(taps, path, came_from, token) if row.size == made.size]
     if np.isinf(value) and np.isnan(out):
-        return "Inf − Inf = NaN in the sum"
-    return f"{value_text(value)} + anything, in {what}"
+        if any(math.isnan(other) for other in others):
+            return f"{value_text(value)} + NaN = NaN"
+        if -value in others:
+            return "Inf − Inf = NaN"
+    return f"{value_text(value)} + anything = {value_text(out)}"
 
 
 def _attention(taps: Taps, path: str, came_from: str, tokens: Ints, rows: Ints) -> str:

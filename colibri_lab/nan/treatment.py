@@ -83,7 +83,7 @@ def cures(found: Found, progress: Progress = None, *, model: Any = None) -> list
 
                 done.append(ward.cure(kind, 0.0, None, whole, told))
         except KeyboardInterrupt:
-            done += [ward.not_tried(kind, whole, "it was stopped before") for kind, whole in jobs[len(done) :]]
+            done += [ward.not_tried(kind, whole, "it was stopped before its turn") for kind, whole in jobs[len(done) :]]
     return done
 
 
