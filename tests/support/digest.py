@@ -1,8 +1,8 @@
 """Run sessions in a process of their own and print one hash per tap: `python digest.py < plan.json > result.json`.
 
 The plan: `path` of a checkpoint, `capture`, `threads`, `stepped` (chunks run stage by stage), and `sessions`, each with
-`ids` (a list of chunks, every chunk one pass), `generate` (how many tokens more) and `seed`. COLIBRI_ISA is set for the
-process when a code path is forced.
+`ids` (a list of chunks, every chunk one pass), `generate` (how many tokens more) and `seed`; also, where numbers are
+rounded, `emulate` (the record of a lab.Emulation). COLIBRI_ISA is set for the process when a code path is forced.
 The result: the code path in force, and per session its ids and the sha256 of every tap's bytes.
 
 What is hashed is the answer, not its accidents: every NaN counts as 0x7FC00000, and the rows of an expert are put in
@@ -47,10 +47,11 @@ def taps(session) -> dict[str, np.ndarray]:
 def main() -> None:
     plan = json.load(sys.stdin)
     model = lab.open(plan["path"])
+    emulate = lab.Emulation.from_record(plan["emulate"]) if "emulate" in plan else None
     sessions = []
     for wanted in plan["sessions"]:
         n_tokens = sum(map(len, wanted["ids"])) + wanted["generate"]
-        session = model.session(capture=plan["capture"], threads=plan["threads"], max_tokens=n_tokens)
+        session = model.session(capture=plan["capture"], threads=plan["threads"], max_tokens=n_tokens, emulate=emulate)
         for chunk in wanted["ids"]:
             if plan["stepped"]:
                 session.stepper(chunk, chunk=None).finish()
