@@ -198,6 +198,7 @@ class Model:
         max_tokens: int | None = None,
         gate_mode: str | None = None,
         to: str | os.PathLike[str] | None = None,
+        watch: str = "off",
         emulate: str | Emulation | None = None,
     ) -> Session:
         """A new timeline of tokens on this model.
@@ -215,11 +216,17 @@ class Model:
         new file is ready. Its taps take disk instead of memory; `max_tokens` None then also keeps to half of the free
         disk.
 
+        `watch` "watch": every value of every point is looked at as soon as it is computed (NaN, infinities, subnormals,
+        largest magnitude: `session.watch`), also between taps and whatever is captured; values stay the same. "stop":
+        also, a pass ends at the first stage whose values are not all finite: NonFiniteError names point, layer, expert,
+        token, index and value, and the session is as before the pass. Forks of steppers keep the option.
+
         `emulate` names a number format ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2") that the values of every
         point are rounded to, or is a `lab.Emulation`, which says it point by point and for the sums too. Weights are
         used as they are. Views and the trace are float32 that hold numbers of that format.
 
-        Raises ArgumentError for an unknown capture, gate mode or format, or a `to` that is one of the model's files;
+        Raises ArgumentError for an unknown capture, gate mode, watch or format, or a `to` that is one of the model's
+        files;
         OutOfMemoryError or FileError with the bytes when it cannot fit; FileError when `to` cannot be written or
         another session records there.
         """
@@ -233,6 +240,7 @@ class Model:
             max_tokens,
             gate_mode,
             to,
+            watch,
             emulate,
         )
         if max_tokens is not None and limit is not None and max_tokens > limit:

@@ -50,11 +50,11 @@ class RecordedSession(core.Session):
         gate_mode: str | None,
         to: str | os.PathLike[str],
         emulation: NDArray[np.uint8] | None = None,
+        watch: str = "off",
     ) -> None:
         self.path: Path = target_of(to, [path for path, _, _ in model.files()])
-        super().__init__(
-            model, capture, max_tokens, threads, gate_mode, max(1, free_bytes(self.path.parent)), emulation
-        )
+        left = max(1, free_bytes(self.path.parent))
+        super().__init__(model, capture, max_tokens, threads, gate_mode, left, emulation, watch)
         self._process = os.getpid()
 
     def begin_file(self, owner: Session) -> None:

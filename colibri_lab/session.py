@@ -20,6 +20,7 @@ from colibri_lab.progress import Progress, shown
 from colibri_lab.tape import Tape
 from colibri_lab.threads import Threads
 from colibri_lab.trace import Trace
+from colibri_lab.watch import MODES, Watch
 
 if TYPE_CHECKING:
     from colibri_lab.generate import Token
@@ -114,6 +115,7 @@ class Session:
         max_tokens: int | None,
         gate_mode: str | None,
         to: str | os.PathLike[str] | None = None,
+        watch: str = "off",
         emulate: str | Emulation | None = None,
     ) -> None:
         if any(not isinstance(pattern, str) for pattern in capture):
@@ -128,7 +130,10 @@ class Session:
             raise ArgumentError(
                 f'gate_mode is a text such as "softmax", or None for the model\'s own rule; this is {gate_mode!r:.80}'
             )
+        if watch not in MODES:
+            raise ArgumentError(f'watch is "off", "watch" or "stop"; this is {watch!r:.80}')
         self.model = model
+        self._watching = watch
         self.capture: tuple[str, ...] = tuple(capture) or ("none",)
         self.emulation: Emulation | None = emulation_of(emulate)
         """The number formats that it emulates; None: float32 everywhere."""
@@ -138,11 +143,11 @@ class Session:
             formats = self.emulation.table(model.config)
         options = list(self.capture), _count("max_tokens", max_tokens), _count("threads", threads), gate_mode
         if to is None:
-            self._engine = core.Session(model._engine, *options, emulation=formats)
+            self._engine = core.Session(model._engine, *options, emulation=formats, watch=watch)
         else:
             from colibri_lab.recording import RecordedSession
 
-            self._engine = RecordedSession(model._engine, *options, to, formats)
+            self._engine = RecordedSession(model._engine, *options, to, formats, watch)
         self._threads = Threads(self._engine.threads, self._engine.threads_asked or None, *core.usable_cpus())
         self.gate_mode: str = gate_mode or str(model.config["gate_rule"])
         self._ids: list[int] = []
@@ -255,6 +260,13 @@ class Session:
     def tape(self) -> Tape:
         """Zero-copy views of all tokens, by tap path."""
         return Tape(self)
+
+    @property
+    def watch(self) -> Watch:
+        """What was found at every point of all tokens so far, by bit pattern: a table that says "clean" when all is
+        finite. Empty unless the session was made with `watch=`.
+        """
+        return Watch.of(self._engine.watch_table(), self._watching, core.point_kinds)
 
     @property
     def recording(self) -> Path | None:

@@ -18,7 +18,7 @@ static std::vector<colibri_emulation> emulation_of(const std::optional<py::array
 
 static std::unique_ptr<Session> create(const Model &model, const std::vector<std::string> &capture, int64_t max_tokens, int threads,
                                        const std::optional<std::string> &gate_mode, int64_t file_bytes,
-                                       const std::optional<py::array_t<uint8_t, py::array::c_style>> &emulation)
+                                       const std::optional<py::array_t<uint8_t, py::array::c_style>> &emulation, const std::string &watch)
 {
     const std::vector<colibri_emulation> entries = emulation_of(emulation);
     std::vector<const char *> patterns;
@@ -34,6 +34,7 @@ static std::unique_ptr<Session> create(const Model &model, const std::vector<std
     options.file_bytes = file_bytes;
     options.emulation = entries.data();
     options.n_emulation = entries.size();
+    options.watch = watch_of(watch);
     colibri_session *created = nullptr;
     colibri_message message;
     check(colibri_session_create(model.get(), &options, &created, &message), message);
@@ -105,6 +106,18 @@ static py::dict memory(const Session &session)
     return out;
 }
 
+// One tuple for each point of the model, as colibri_watch_row has it, but the point as its index.
+static py::list watch_table(const Session &session)
+{
+    std::vector<colibri_watch_row> rows(colibri_session_watch(session.get(), nullptr, 0));
+    colibri_session_watch(session.get(), rows.data(), rows.size());
+    py::list out;
+    for (const colibri_watch_row &r : rows)
+        out.append(py::make_tuple(r.point, r.layer, r.n, r.n_nan, r.n_signalling, r.n_inf, r.n_negative_inf, r.n_subnormal, r.largest,
+                                  r.token, r.expert, r.index, r.bits));
+    return out;
+}
+
 static py::tuple blocks(const Session &session)
 {
     colibri_block found[COLIBRI_SESSION_BLOCKS];
@@ -116,7 +129,7 @@ void bind_session(py::module_ &m)
 {
     py::class_<Session> session(m, "Session");
     session.def(py::init(&create), py::arg("model"), py::arg("capture"), py::arg("max_tokens"), py::arg("threads"), py::arg("gate_mode"),
-                py::arg("file_bytes") = 0, py::arg("emulation") = py::none())
+                py::arg("file_bytes") = 0, py::arg("emulation") = py::none(), py::arg("watch") = "off")
         .def("feed", &feed, py::arg("ids"), py::arg("progress"))
         .def("truncate", &truncate_rows, py::arg("n_tokens"))
         .def("tap", &tap, py::arg("kind"), py::arg("layer"), py::arg("expert"), py::arg("pass_index"))
@@ -125,6 +138,7 @@ void bind_session(py::module_ &m)
         .def("logits", &logits)
         .def("pass_bounds", &pass_bounds, py::arg("index"), "(start, stop) in tokens; (0, 0) when there is no such pass.")
         .def("memory", &memory)
+        .def("watch_table", &watch_table, "What was counted at each point; empty when nothing is watched.")
         .def("blocks", &blocks, "The tape, scratch, and the logits of the last pass and of the next.")
         .def_property_readonly("length", [](const Session &s) { return colibri_session_length(s.get()); })
         .def_property_readonly("pass_count", [](const Session &s) { return colibri_session_pass_count(s.get()); })

@@ -15,6 +15,18 @@ static py::tuple tap_kinds()
     return out;
 }
 
+static py::tuple point_kinds()
+{
+    py::object make = py::module_::import("collections").attr("namedtuple")("PointKind", "path stage tap");
+    size_t count = 0;
+    const colibri_tap_kind *taps = colibri_tap_kinds(nullptr);
+    const colibri_point_kind *kinds = colibri_point_kinds(&count);
+    py::tuple out(count);
+    for (size_t i = 0; i < count; i++)
+        out[i] = make(kinds[i].path, colibri_stage_name(kinds[i].stage), taps[kinds[i].tap].path);
+    return out;
+}
+
 static std::pair<uintptr_t, int64_t> range(const Lease &lease)
 {
     const void *data = nullptr;
@@ -29,4 +41,5 @@ void bind_taps(py::module_ &m)
         .def_property_readonly("address", [](const Lease &lease) { return range(lease).first; }, "Where the block begins; 0 for mapped files.")
         .def_property_readonly("bytes", [](const Lease &lease) { return range(lease).second; }, "Length of the block; 0 for mapped files.");
     m.attr("tap_kinds") = tap_kinds();
+    m.attr("point_kinds") = point_kinds();
 }

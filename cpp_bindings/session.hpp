@@ -29,6 +29,15 @@ inline colibri_gate_mode gate_mode_of(const std::optional<std::string> &name)
     raise(COLIBRI_ERROR_ARGUMENT, ("there is no gate mode '" + *name + "'; there are " + known + ", and None for the model's own").c_str());
 }
 
+inline colibri_watch watch_of(const std::string &name)
+{
+    static const char *const names[] = {"off", "watch", "stop"};
+    for (int i = 0; i < 3; i++)
+        if (name == names[i])
+            return (colibri_watch)i;
+    raise(COLIBRI_ERROR_ARGUMENT, ("there is no watch '" + name + "'; there are 'off', 'watch' and 'stop'").c_str());
+}
+
 // Called by the engine without the GIL, on the thread that called feed or step: a pending Ctrl-C or an exception of the Python function stops the pass.
 struct Progress {
     py::object function; // None: only look for signals
