@@ -226,8 +226,7 @@ class Model:
         used as they are. Views and the trace are float32 that hold numbers of that format.
 
         Raises ArgumentError for an unknown capture, gate mode, watch or format, or a `to` that is one of the model's
-        files;
-        OutOfMemoryError or FileError with the bytes when it cannot fit; FileError when `to` cannot be written or
+        files; OutOfMemoryError or FileError with the bytes when it cannot fit; FileError when `to` cannot be written or
         another session records there.
         """
         from colibri_lab.session import Session
