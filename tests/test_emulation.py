@@ -18,7 +18,7 @@ from goldens import REFERENCE
 
 import colibri_lab as lab
 from colibri_lab._engine import core
-from colibri_lab.emulation import FORMATS
+from colibri_lab.emulation import FORMATS, POINTS
 
 EVERYTHING = ["all", "layers.*.attn.weights"]
 BUNDLED = Path(lab.__file__).parent / "bundled" / "tiny-colibri"
@@ -298,6 +298,16 @@ def test_what_cannot_be_emulated_is_refused_before_memory_is_taken(bundled, emul
     """By name, with the nearest choice."""
     with pytest.raises(lab.ArgumentError, match=sentence):
         bundled.session(emulate=emulate, max_tokens=8)
+
+
+def test_the_engine_refuses_a_table_that_does_not_fit(bundled):
+    """One entry for each point of each layer, and formats that exist."""
+    table = lab.Emulation("float16").table(bundled.config)
+    with pytest.raises(lab.ArgumentError, match="the emulation has 185 entries; this model has 222, 37 points"):
+        core.Session(bundled._engine, ["none"], 8, 1, None, emulation=table[1:])
+    table[2, POINTS.index("layers.*.middle"), 3] = 9
+    with pytest.raises(lab.ArgumentError, match=r'"layers\.\{l\}\.middle" of layer 2: format 9 does not exist.*0 to 4'):
+        core.Session(bundled._engine, ["none"], 8, 1, None, emulation=table)
 
 
 def test_a_slow_run_can_be_stopped(bundled):
