@@ -32,7 +32,7 @@ def offers(found: Found, number: int, model: Any = None) -> list[Offer]:
     origin = found.origins[number]
     general = ""
     if model is None and found.trace.model is None:
-        general = "it needs the model, and this is a recording"
+        general = "no model is open; give model="
     elif found.trace.edits:
         general = "a run with edits cannot be replayed"
     rows = {

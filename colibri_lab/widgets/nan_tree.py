@@ -181,7 +181,7 @@ def _outcome(boxes: list[Box], found: Found, origin: Origin) -> None:
     for tokens, source in ((own, first), (later, next(attends, first))):
         if tokens:
             boxes.append({
-                "column": 2, "title": token_words(tokens), "sub": words, "mark": "nan", "label": "", "source": source,
+                "column": 2, "title": _tokens(tokens), "sub": words, "mark": "nan", "label": "", "source": source,
                 "path": way.last or None, "token": tokens[0], "expert": None,
             })  # fmt: skip
     if way.clean:
@@ -189,6 +189,6 @@ def _outcome(boxes: list[Box], found: Found, origin: Origin) -> None:
         said = "clean: they come before" if before else "clean"
         said = "clean: it comes before" if before and len(way.clean) == 1 else said
         boxes.append({
-            "column": 2, "title": token_words(way.clean), "sub": said, "mark": "", "label": "", "source": None,
+            "column": 2, "title": _tokens(way.clean), "sub": said, "mark": "", "label": "", "source": None,
             "path": way.last or None, "token": way.clean[0], "expert": None,
         })  # fmt: skip

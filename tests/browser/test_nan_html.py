@@ -78,7 +78,7 @@ def test_the_page_works_offline(show: Show, name: str, dark: bool, width: int) -
     expect(rows.nth(0)).to_contain_text("✓ gone")
     expect(rows.nth(1)).to_contain_text("✗ still there unknown in router, layer 4")
     expect(rows.nth(1)).to_contain_text("NaN; 3 routes changed")
-    expect(rows.nth(2)).to_contain_text("not tried: it needs the model")
+    expect(rows.nth(2)).to_contain_text("not tried: no model is open")
     assert page.locator(".curetable button:enabled").count() == 0
     page.locator(".cell[data-path='layers.4.output']").click()
     expect(page.locator(".tapsay")).to_contain_text("80 NaN of 640 values. Passed on.")

@@ -190,8 +190,8 @@ def test_operands_show_their_bits() -> None:
 def test_offers_say_why_a_change_is_not_tried() -> None:
     """Without the model nothing can be; with it the expert of this origin, but no weight that is finite."""
     found = overflow(WEIGHT)
-    assert all("needs the model" in offer.row.note for offer in offers(found, 0))
-    assert not any("needs the model" in offer.row.note for offer in offers(found, 0, model=object()))
+    assert all("no model is open" in offer.row.note for offer in offers(found, 0))
+    assert not any("no model is open" in offer.row.note for offer in offers(found, 0, model=object()))
     found.trace.model = object()
     assert {offer.name: offer.row.note for offer in offers(found, 0)} == {
         "precision": "", "clamp": "", "whole model": "", "ablate": "", "weight": "no weight is the cause",

@@ -22,7 +22,7 @@ function cureRow(row, i, { live, running, best }) {
   const why = tried ? "" : row.note ? `not tried: ${row.note.replace(/^not tried: /, "")}` : "not tried yet";
   const outcome = working ? "<b>running …</b>" : !tried ? `<span class="q">${escape(why)}</span>` : row.gone ? '<b class="okc">✓ gone</b>' : `<b class="bad">✗ still there</b>${row.left ? ` <span class="q">${escape(row.left)}</span>` : ""}`;
   const bits = number(row.bits);
-  const room = bits === null || bits === undefined ? "" : `${bitsText(bits)} ${bitWord(bits)}${row.where ? `, ${escape(row.where)}` : ""}${bits < 2 ? ' <b class="warn" title="under 2 bits">!</b>' : ""}`;
+  const room = bits === null || bits === undefined ? "" : `${bits < 2 ? '<b class="warn" title="under 2 bits">!</b> ' : ""}${bitsText(bits)} ${bitWord(bits)}${row.where ? `, ${escape(row.where)}` : ""}`;
   const kl = number(row.kl);
   const prediction = kl === null || kl === undefined ? "" : `${kl > 0 && kl < 0.00005 ? "<0.0001" : Number.isFinite(kl) ? kl.toFixed(4) : "NaN"}${row.rerouted ? `; ${plural(row.rerouted, "route")} changed` : ""}`;
   const button = `<button type="button" class="btn low" data-cure="${i}" aria-label="${tried ? "Run again" : "Run"}: ${escape(row.change)}" ${row.runs && live && running === null ? "" : "disabled"} ${SUPPRESS}>${tried ? "Run again" : "Run"}</button>`;

@@ -50,7 +50,7 @@ function ground(y, end, high, right) {
   for (let b = 0; b < high; b += high > 10 ? 4 : 2) s += `<path d="M${LEFT} ${y(b)}H${end}" stroke="var(--line)"/><text x="${LEFT - 6}" y="${y(b) + 4}" text-anchor="end">${b}</text>`;
   const band = (from, to, colour) => `<rect x="${LEFT}" y="${y(from)}" width="${end - LEFT}" height="${y(to) - y(from)}" fill="var(--${colour})" fill-opacity=".13"/>`;
   const word = (at, words, colour) => `<text x="${right ? end - 6 : LEFT + 6}" y="${y(at) + 4}"${right ? ' text-anchor="end"' : ""} class="${colour} strong">${words}</text>`;
-  return `${s}${band(2, 0, "warn")}${band(0, LOW, "bad")}${word(0.5, "under 2 bits: warned", "warn")}${word(-1.2, "overflow", "bad")}<path d="M${LEFT} ${y(0)}H${end}" stroke="var(--bad)" stroke-width="1.5"/>`;
+  return `${s}${band(2, 0, "warn")}${band(0, LOW, "bad")}${word(1, "under 2 bits: warned", "warn")}${word(-1, "overflow", "bad")}<path d="M${LEFT} ${y(0)}H${end}" stroke="var(--bad)" stroke-width="1.5"/>`;
 }
 
 // Solid up to the origin, dotted behind it: there only what stayed finite is counted.

@@ -4,21 +4,23 @@ import { SUPPRESS } from "../common/frame.js";
 import { markAt } from "../common/marks.js";
 import { ring } from "../common/pointers.js";
 
-const SHARES = [0.35, 0.355, 0.295]; // of the width, by column
-const GAP = 34; // between columns: room for an arrow
+const SHARES = [0.355, 0.365, 0.28]; // of the width, by column
+const GAP = 32; // between columns: room for an arrow
 const TOP = 24;
 const BOX = 40;
 const PITCH = 62; // from box to box: an arrow with its words between
-const LETTER = 6.5; // px of a bold letter, at most
-const PLAIN = 5.8; // of another
 const LISTED = 4; // origins
 const LAYERS = 2; // that are spelt out
 
-const cut = (text, width, letter = PLAIN) => {
+// As much of a text as fits, measured in the font it is drawn in.
+const pen = document.createElement("canvas").getContext("2d");
+function cut(text, width, bold, { ui }) {
+  pen.font = `${bold ? "bold " : ""}11px ${ui}`;
+  if (pen.measureText(text).width <= width) return text;
   const letters = Array.from(text);
-  const room = Math.max(4, Math.floor(width / letter));
-  return letters.length > room ? letters.slice(0, room - 1).join("") + "…" : text;
-};
+  while (letters.length > 3 && pen.measureText(`${letters.join("")}…`).width > width) letters.pop();
+  return `${letters.join("").trimEnd()}…`;
+}
 
 // Where each box stands: in its column from above, one of the last column beside the one it comes from.
 function placed(boxes, width) {
@@ -45,19 +47,19 @@ export function treePicture(view, width) {
   const heads = [0, 1, 2].map((c) => `<text class="b" x="${columnX(boxes, c, width)}" y="12">${escape(way.columns[c])}</text>`).join("");
   const used = new Set(boxes.map(({ column }) => column));
   const lines = [1, 2].filter((c) => used.has(c)).map((c) => `<path d="M${columnX(boxes, c, width) - GAP / 2} 4V${tall - 4}" stroke="var(--line)"/>`).join("");
-  const arrows = boxes.map((box) => (box.source === null ? "" : arrow(boxes[box.source], box))).join("");
-  const drawn = boxes.map((box, i) => boxHtml(box, i, i === view.box, boxes[box.source])).join("");
+  const arrows = boxes.map((box) => (box.source === null ? "" : arrow(view, boxes[box.source], box))).join("");
+  const drawn = boxes.map((box, i) => boxHtml(view, box, i, boxes[box.source])).join("");
   return `<svg width="${width}" height="${tall}">${heads}${lines}${arrows}${drawn}</svg>`;
 }
 
 const columnX = (boxes, column, width) => boxes.find((box) => box.column === column)?.x ?? placed([{ column, source: null }], width)[0].x;
 
-function arrow(from, to) {
+function arrow({ palette }, from, to) {
   const ink = 'fill="none" stroke="var(--ink)" stroke-width="1.6"';
   if (from.column === to.column && to.y - from.y === PITCH) {
     const x = from.x + 22;
     const [a, b] = [from.y + BOX, to.y];
-    return `<path d="M${x} ${a + 1}V${b - 7}" ${ink}/><path d="M${x - 5} ${b - 8}h10l-5 8Z" fill="var(--ink)"/><text x="${x + 10}" y="${(a + b) / 2 + 4}">${escape(cut(to.label, to.w - 34))}<title>${escape(to.label)}</title></text>`;
+    return `<path d="M${x} ${a + 1}V${b - 7}" ${ink}/><path d="M${x - 5} ${b - 8}h10l-5 8Z" fill="var(--ink)"/><text x="${x + 10}" y="${(a + b) / 2 + 4}">${escape(cut(to.label, to.w - 26, false, palette))}<title>${escape(to.label)}</title></text>`;
   }
   const [a, b, d] = [from.x + from.w, from.y + BOX / 2, to.y + BOX / 2];
   if (from.column === to.column) return `<path d="M${a} ${b}C${a + 20} ${b} ${a + 20} ${d} ${a + 8} ${d}" ${ink}/><path d="M${a + 8} ${d - 5}l-8 5l8 5Z" fill="var(--ink)"/>`;
@@ -67,12 +69,13 @@ function arrow(from, to) {
   return `<path d="M${a} ${b}H${start}C${middle} ${b} ${middle - 4} ${d} ${c - 7} ${d}" ${ink}/><path d="M${c - 8} ${d - 5}l8 5l-8 5Z" fill="var(--ink)"/>`;
 }
 
-function boxHtml(box, i, on, from) {
+function boxHtml({ box: here, palette }, box, i, from) {
+  const on = i === here;
   const { x, y, w, title, sub, mark, label } = box;
   const inset = mark ? 33 : 10;
   const said = label && from && from.column !== box.column ? `${sub.split(":")[0]}: ${label}` : sub;
   const frame = `<rect x="${x}" y="${y}" width="${w}" height="${BOX}" rx="4" fill="var(--card)" stroke="${on ? "none" : "var(--line2)"}"${title.startsWith("⋯") ? ' stroke-dasharray="3 3"' : ""}/>`;
-  const text = `<text class="b" x="${x + inset}" y="${y + 17}">${escape(cut(title, w - inset - 4, LETTER))}</text><text class="k" x="${x + inset}" y="${y + 32}">${escape(cut(said, w - inset - 4))}</text>`;
+  const text = `<text class="b" x="${x + inset}" y="${y + 17}">${escape(cut(title, w - inset - 6, true, palette))}</text><text class="k" x="${x + inset}" y="${y + 32}">${escape(cut(said, w - inset - 6, false, palette))}</text>`;
   return `<g class="box" data-box="${i}"><title>${escape([title, sub, label].filter(Boolean).join(" · "))}</title>${on ? ring(x, y, w, BOX) : ""}${frame}${mark ? markAt(mark, x + 8, y + 9, 18, 16, i > 0) : ""}${text}</g>`;
 }
 
