@@ -270,7 +270,8 @@ def _wrong(source: Source, first: Mapping[str, int], path: str, block: slice) ->
     if block.stop > first.get(path, block.stop):
         rows = source.rows(path, block)
         assert rows is not None
-        return bad(rows, path)
+        recorded = source.recorded(path)
+        return bad(rows, path, None if recorded is None else recorded[block])
     return _nothing(block)
 
 

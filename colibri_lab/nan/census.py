@@ -31,11 +31,16 @@ def taps_of(source: Source) -> list[Tap]:
     return sorted(taps, key=lambda tap: tap.rank)
 
 
-def bad(values: Array, path: str) -> Bools:
-    """Which values are neither finite nor −Inf on purpose: a selection score of −Inf is that of a masked group."""
+def bad(values: Array, path: str, recorded: Bools | None = None) -> Bools:
+    """Which values are neither finite nor −Inf on purpose: a selection score of −Inf is that of a masked group.
+
+    `recorded`: which of the rows hold anything (None: all).
+    """
     wrong = ~np.isfinite(values)
     if path.endswith(".moe.scores") and wrong.any():
         wrong &= values != -np.inf
+    if recorded is not None:
+        wrong[~recorded] = False
     return wrong
 
 
@@ -51,8 +56,9 @@ def first_rows(source: Source, report: Callable[[float], object] | None = None) 
         array = source.trace[tap.stored]
         tokens = source.trace[tap.stored.rpartition(".")[0] + ".tokens"] if tap.of_experts else None
         first: int | None = None
+        recorded = source.recorded(tap.stored)
         for start, piece in _pieces(array, 1 if tap.kind == "attn.weights" else 0):
-            wrong = bad(piece, tap.path)
+            wrong = bad(piece, tap.path, None if recorded is None else recorded[start : start + len(piece)])
             if wrong.any():
                 axes = tuple(axis for axis in range(wrong.ndim) if axis != (tap.kind == "attn.weights"))
                 rows = start + np.flatnonzero(wrong.any(axis=axes))
@@ -79,7 +85,10 @@ def census(source: Source) -> NDArray[Any]:
         smallest = math.ldexp(1.0, kind.lowest)
         n = n_nan = n_inf = n_negative = n_subnormal = n_wrong = 0
         absmax = 0.0
-        for _, piece in _pieces(source.trace[tap.stored], 0):
+        recorded = source.recorded(tap.stored)
+        for start, piece in _pieces(source.trace[tap.stored], 0):
+            if recorded is not None:
+                piece = piece[recorded[start : start + len(piece)]]
             values = piece if piece.dtype.kind == "f" and piece.itemsize >= 4 else piece.astype(np.float32)
             size = np.abs(values)
             finite = size < np.inf  # False for NaN

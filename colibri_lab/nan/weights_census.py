@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,26 +38,51 @@ class NonFiniteWeight:
         return f"{self.name}: {' and '.join(parts)}, the first at {list(self.first)}{use}"
 
 
-def weights(model_or_session: Any) -> list[NonFiniteWeight]:
+_counted: weakref.WeakKeyDictionary[Any, dict[str, tuple[int, int, int, int]]] = weakref.WeakKeyDictionary()
+
+
+def weights(model_or_session: Any, *, used: bool = False) -> list[NonFiniteWeight]:
     """The weights of a model that hold NaN or Inf, in the order in which a forward pass meets them; [] when all are
     finite.
 
     Of a session, each expert's weight also tells how many tokens were sent there: an expert that no token chose takes
-    part in no arithmetic, so its NaN harm nothing yet. Reads every weight once. Raises FileError when a file changed
-    under the model, ArgumentError for what is neither a model nor a session.
+    part in no arithmetic, so its NaN harm nothing yet. Reads every weight once.
+
+    `used`: only what the tokens of a session have met. The weights of an expert are then read when it is first found
+    used and remembered for the model, so that a call after every pass reads no more than the experts that are new: for
+    a large model, of which a prompt meets few experts. Needs a capture with the expert ids ("routing" or more).
+
+    Raises FileError when a file changed under the model, ArgumentError for what is neither a model nor a session and
+    for `used` without a session, NotCapturedError when `used` cannot tell who was used.
     """
     session = model_or_session if hasattr(model_or_session, "tape") else None
-    table = getattr(session.model if session is not None else model_or_session, "weights", None)
+    model = session.model if session is not None else model_or_session
+    table = getattr(model, "weights", None)
     if table is None:
         raise ArgumentError(f"a model or a session has weights; this is a {type(model_or_session).__name__}")
+    if used and session is None:
+        raise ArgumentError("used=True is about what the tokens of a session met; pass the session, not its model")
+    known = _counted.setdefault(model, {}) if used else {}
+    met = _met(session) if used else None
     found = []
     for name in table:
-        n_nan, n_inf, _, first = table.census(name)
+        expert = _EXPERT.match(name)
+        if met is not None and expert is not None and int(expert[2]) not in met[int(expert[1])]:
+            continue
+        if name not in known:
+            known[name] = table.census(name)
+        n_nan, n_inf, _, first = known[name]
         if n_nan or n_inf:
             shape = tuple(int(size) for size in table.describe(name).shape)
             place = tuple(int(i) for i in np.unravel_index(first, shape))
             found.append(NonFiniteWeight(name, shape, n_nan, n_inf, place, _tokens(session, name)))
     return found
+
+
+def _met(session: Any) -> dict[int, set[int]]:
+    """The experts of each layer that the session's tokens chose."""
+    layers = session.model.config["moe_layers"]
+    return {layer: set(np.unique(session.tape[f"layers.{layer}.moe.expert_ids"]).tolist()) for layer in layers}
 
 
 def _tokens(session: Any, name: str) -> int | None:
