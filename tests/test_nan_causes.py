@@ -15,6 +15,7 @@ from checkpoints import DTYPES, expert_names, moe_prefix, random_tensors, small_
 import colibri_lab as lab
 from colibri_lab.nan import elementary
 from colibri_lab.nan.causes import explain
+from colibri_lab.nan.causes_rows import Add
 from colibri_lab.nan.causes_words import number
 from colibri_lab.nan.inner import Points, tap_of
 from colibri_lab.nan.result import Origin
@@ -113,11 +114,23 @@ def planted(trace: Trace, path: str, place: Any, value: float, bits: int | None 
 # ---- the arithmetic --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["mixtral", "mixtral_swa", "olmoe", "qwen2_moe", "qwen2_moe_step", "qwen3_moe"])
-def test_every_operation_gives_the_bytes_of_the_engine(family: str) -> None:
+def emulations() -> list[tuple[str, Any]]:
+    """(family, what is emulated): every family as it is, and formats of storage and sums on some."""
+    plain = ["mixtral", "mixtral_swa", "olmoe", "qwen2_moe", "qwen2_moe_step", "qwen3_moe"]
+    return [
+        *((family, None) for family in plain),
+        ("mixtral", "float16"), ("qwen2_moe", "bfloat16"), ("olmoe", "float8_e4m3fn"),
+        ("qwen2_moe", lab.Emulation("bfloat16", accumulation="bfloat16")),
+        ("mixtral_swa", lab.Emulation({"layers.*.middle": "float16"}, accumulation={"*.attn.*": "float16"})),
+        ("qwen3_moe", lab.Emulation("float8_e5m2", saturate="*", flush_subnormals=True)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "emulated"), emulations(), ids=str)
+def test_every_operation_gives_the_bytes_of_the_engine(family: str, emulated: Any) -> None:
     """Each tap of a whole run, made from the taps before it."""
     model = lab.open(REFERENCE / family)
-    session = model.session(capture=["*", "layers.*.attn.weights"])
+    session = model.session(capture=["*", "layers.*.attn.weights"], emulate=emulated)
     session.feed(list(range(3, 19)))
     trace = session.trace()
     source = Source(trace, model)
@@ -492,3 +505,58 @@ def test_scores_rounded_away_leave_gates_of_zero_over_zero() -> None:
     source = Source(altered(trace, arrays, gate_rule="softmax_renormalised"))
     (origin,) = explain(birth(source, "layers.0.moe.gates"), source)
     assert origin.kind == "0/0" and origin.cause.startswith("0/0: the scores of the chosen experts add up to 0")
+
+
+@pytest.mark.parametrize(("format", "factor"), [("float16", 5e4), ("float8_e4m3fn", 1e3)])
+def test_an_emulated_run_breaks_where_its_format_ends(tmp_path: Path, format: str, factor: float) -> None:
+    """The up product is too large for the format and not for float32; in float8_e4m3fn it becomes NaN."""
+    names = expert_names(small_config("mixtral"))
+    sick = Sick(tmp_path, "mixtral", times(**{f"block_sparse_moe__experts__3__{names[1]}": factor}))
+    session = sick.model.session(capture="all", emulate=lab.Emulation({"layers.1.moe.experts.*.up": format}))
+    session.feed(IDS)
+    source = Source(session.trace(), sick.model)
+    path = "layers.1.moe.experts.3.up"
+    (origin,) = explain(birth(source, path), source)
+    assert (origin.kind, origin.dtype, origin.point) == ("overflow", format, path)
+    assert np.isnan(origin.value) == (format == "float8_e4m3fn")
+    kept = session.trace().expert_rows(1, 3)
+    x = kept["input"][int(np.flatnonzero(kept["tokens"] == origin.token)[0])].astype(np.float64)
+    exact = float(x @ sick.tensors[f"{LAYER}block_sparse_moe.experts.3.{names[1]}.weight"][origin.index])
+    assert origin.operands[0].value == pytest.approx(exact, rel=1e-5)
+    assert origin.cause.startswith("overflow: up is ") and f"and {format} ends at " in origin.cause
+
+
+def test_bfloat16_ends_a_little_below_float32() -> None:
+    a, b = (np.full((1, 1), value, np.float32) for value in (3.39e38, 0.01e38))
+    operation = Add("layers.0.middle", "middle = stream + attn.out", "bfloat16", a, b, ("stream", "attn.out"))
+    assert np.isfinite(operation.unrounded).all() and np.isinf(operation.value).all()
+    reason = operation.why((0, 0), np.inf)
+    assert reason is not None and reason.kind == "overflow"
+    assert reason.words == "3.39e38 + 1e36 = 3.4e38, and bfloat16 ends at 3.3895314e38"
+    assert reason.operands[-1].pattern == 0x7F7F
+
+
+def test_sums_in_float16_break_at_a_partial_sum(tmp_path: Path) -> None:
+    """The whole sum would have fitted: large products cancel."""
+
+    def change(tensors: Tensors) -> None:
+        row = np.zeros(44, np.float32)
+        row[[0, 16]] = 60000, 60000
+        row[[1, 17]] = -60000, -60000
+        tensors[LAYER + "block_sparse_moe.gate.weight"][2] = row
+        tensors[LAYER + "post_attention_layernorm.weight"][:] = 1
+        tensors["model.embed_tokens.weight"][:] = 1
+        for name in ("self_attn.o_proj", "block_sparse_moe.experts"):
+            for key in [key for key in tensors if name in key and ("w2" in key or "o_proj" in key)]:
+                tensors[key][:] = 0
+
+    sick = Sick(tmp_path, "mixtral", change)
+    session = sick.model.session(capture="all", emulate=lab.Emulation(accumulation="float16"))
+    session.feed(IDS)
+    source = Source(session.trace(), sick.model)
+    (origin,) = explain(birth(source, "layers.1.moe.router_logits"), source)
+    assert origin.kind == "inf − inf" and np.isnan(origin.value) and origin.index == 2
+    assert origin.cause == (
+        "inf − inf: partial sums 0 and 1 overflowed with opposite signs; the whole sum, 0, would have fitted"
+    )
+    assert [operand.value for operand in origin.operands] == [np.inf, -np.inf] and origin.exact == 0

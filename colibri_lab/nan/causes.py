@@ -39,12 +39,6 @@ class _Group:
     where: Where
     came: float  # the first of them
 
-    def joined(self, other: _Group) -> _Group:
-        """With the values of another; this one's reason stays."""
-        both = tuple(np.concatenate(pair) for pair in zip(self.where, other.where, strict=True))
-        order = np.lexsort(both[::-1])
-        return _Group(self.reason, tuple(axis[order] for axis in both), self.came)
-
 
 def explain(birth: Birth, source: Source) -> list[Origin]:
     """The origins of what was born in a tap, in the order of the data's way, then of tokens."""
@@ -96,33 +90,30 @@ def _groups(operation: Operation, where: Where, came: Array) -> list[_Group]:
         return []
     culprit = operation.culprits(where)
     sort = np.where(culprit >= 0, culprit, -1 - np.isnan(came).astype(np.int64))
-    _, order = np.unique(where[0], return_inverse=True)
-    row = np.where((culprit < 0) & (order < _ROWS), order, 0)
-    _, first, label = np.unique(np.stack([sort, row]), axis=1, return_index=True, return_inverse=True)
-    label = label.reshape(-1)
-    groups: dict[tuple[Any, ...], _Group] = {}
+    _, numbered = np.unique(where[0], return_inverse=True)
+    row = np.where((culprit < 0) & (numbered < _ROWS), numbered, 0)
+    _, first, label = np.unique(sort * _ROWS + row, return_index=True, return_inverse=True)
+    found: dict[tuple[Any, ...], tuple[Reason, float, list[Array]]] = {}
+    order = np.argsort(label, kind="stable")
+    starts = np.searchsorted(label[order], np.arange(len(first)))
+    members = np.split(order, starts[1:])
     for number in np.argsort(first, kind="stable").tolist():
         at = int(first[number])
-        place = tuple(int(axis[at]) for axis in where)
-        reason = operation.why(place, float(came[at]))
-        if reason is None:
-            continue
-        same = np.flatnonzero(label == number)
-        group = _Group(reason, tuple(axis[same] for axis in where), float(came[at]))
-        key = reason.kind, reason.weight
-        groups[key] = groups[key].joined(group) if key in groups else group
-    return _capped(list(groups.values()))
+        reason = operation.why(tuple(int(axis[at]) for axis in where), float(came[at]))
+        if reason is not None:
+            group = found.setdefault((reason.kind, reason.weight), (reason, float(came[at]), []))
+            group[2].append(members[number])
+    return [_Group(reason, tuple(axis[at] for axis in where), value) for reason, value, at in _capped(found)]
 
 
-def _capped(groups: list[_Group]) -> list[_Group]:
-    """Many bad elements of one row of a weight, or many of its rows, as one."""
-    merged = cut([group.reason.weight for group in groups if group.reason.weight is not None])
-    out: dict[Any, _Group] = {}
-    for group in groups:
-        weight = group.reason.weight
-        key = (group.reason.kind, None if weight is None else merged[weight])
-        out[key] = out[key].joined(group) if key in out else group
-    return list(out.values())
+def _capped(found: dict[tuple[Any, ...], tuple[Reason, float, list[Array]]]) -> list[tuple[Reason, float, Array]]:
+    """Many bad elements of one row of a weight, or many of its rows, as one; with the places of all, sorted."""
+    merged = cut([reason.weight for reason, _, _ in found.values() if reason.weight is not None])
+    out: dict[Any, tuple[Reason, float, list[Array]]] = {}
+    for reason, value, parts in found.values():
+        key = reason.kind, None if reason.weight is None else merged[reason.weight]
+        out.setdefault(key, (reason, value, []))[2].extend(parts)
+    return [(reason, value, np.sort(np.concatenate(parts))) for reason, value, parts in out.values()]
 
 
 def _origins(birth: Birth, source: Source, operation: Operation, groups: list[_Group]) -> list[Origin]:

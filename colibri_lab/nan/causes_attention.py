@@ -13,10 +13,16 @@ from numpy.typing import NDArray
 from colibri_lab.nan.causes_base import Operation, Weight, Where, finite
 from colibri_lab.nan.causes_rows import norm_reason
 from colibri_lab.nan.causes_words import Reason, bracketed, break_reason, number, overflow
-from colibri_lab.nan.elementary import F32, chain, chain_break, dot, dot_break, rms_norm, rotate, softmax
+from colibri_lab.nan.elementary import F32, chain_break, dot, dot_break, fma, rms_norm, rotate, rounded, softmax
 from colibri_lab.nan.result import Operand
 
 __all__ = ["Context", "Heads", "Scores", "Softmax"]
+
+
+def _visible(seen: Sequence[range], n_keys: int) -> NDArray[np.bool_]:
+    """(rows, 1, S): which keys each query sees."""
+    keys = np.arange(n_keys)
+    return np.stack([(keys >= each.start) & (keys < each.stop) for each in seen])[:, None]
 
 
 class Heads(Operation):
@@ -158,15 +164,10 @@ class Scores(Operation):
                 out[row, :, keys.start : keys.stop] = dot(self.q[row][:, None], mates, self.accumulation) * self.scale
         return out
 
-    def visible(self) -> NDArray[np.bool_]:
-        """(rows, 1, S)."""
-        keys = np.arange(len(self.k))
-        return np.stack([(keys >= each.start) & (keys < each.stop) for each in self.seen])[:, None]
-
     def ready(self) -> NDArray[np.bool_]:
         """The head of the query and the head of the key, where it is seen."""
         keys = np.repeat(finite(self.k, -1)[..., 0], self.group, axis=1).T  # (heads, S)
-        return finite(self.q, -1) & keys & self.visible()
+        return finite(self.q, -1) & keys & _visible(self.seen, len(self.k))
 
     def cause(self, place: tuple[int, ...], came: float) -> Reason | None:
         """The step of the dot product that broke."""
@@ -190,11 +191,9 @@ class Softmax(Operation):
 
     def raw(self) -> F32:
         """(rows, heads, S), 0 for keys that are not seen."""
-        out = np.zeros_like(self.scores)
-        for row, keys in enumerate(self.seen):
-            part = slice(keys.start, keys.stop)
-            out[row, :, part] = softmax(self.scores[row, :, part], keys.start)
-        return out
+        visible = _visible(self.seen, self.scores.shape[-1])
+        weights = softmax(np.where(visible, self.scores, np.float32(-np.inf)))  # e^−Inf is 0 and changes no sum
+        return np.where(visible, weights, np.float32(0))
 
     def ready(self) -> NDArray[np.bool_]:
         """The scores of the head, seen keys only: the others are 0 here."""
@@ -221,10 +220,13 @@ class Context(Operation):
 
     def raw(self) -> F32:
         """(rows, heads, d)."""
-        return np.stack([
-            chain(self.weights[row][:, keys.start : keys.stop], self._values(keys), self.accumulation)
-            for row, keys in enumerate(self.seen)
-        ])  # fmt: skip
+        visible = _visible(self.seen, len(self.v))[:, 0]
+        out = np.zeros((*self.weights.shape[:2], self.v.shape[-1]), np.float32)
+        for key in np.flatnonzero(visible.any(0)).tolist():
+            rows = np.flatnonzero(visible[:, key])
+            value = np.repeat(self.v[key], self.group, axis=0)
+            out[rows] = rounded(fma(self.weights[rows, :, key, None], value, out[rows]), self.accumulation)
+        return out
 
     def ready(self) -> NDArray[np.bool_]:
         """The weights of the head and, channel by channel, the values that are seen."""

@@ -14,7 +14,7 @@ from colibri_lab.nan.elementary import F32, dot, dot_break, product, rounded
 
 __all__ = ["Embed", "Product"]
 
-_CHECKED = 1 << 27  # products of two numbers that a check of single values may take; beyond, the record is believed
+_CHECKED = 1 << 24  # products of two numbers that a check of single values may take; beyond, the record is believed
 
 
 class Product(Operation):
@@ -40,10 +40,12 @@ class Product(Operation):
         if "unrounded" in self.__dict__:
             return super().at(where)
         rows, outputs = where
-        n, some = self.x.shape[1], 1 << 14
+        free = self.culprits(where) < 0  # a bad weight needs no arithmetic
+        n, some = self.x.shape[1], 1 << 12
         raw = np.full(len(rows), np.nan, np.float32)
-        for start in range(0, min(len(rows), max(1, _CHECKED // n)), some):
-            part = slice(start, start + some)
+        asked = np.flatnonzero(free)[: max(1, _CHECKED // n)]
+        for start in range(0, len(asked), some):
+            part = asked[start : start + some]
             raw[part] = dot(self.x[rows[part]], self.weight.array[outputs[part]].astype(np.float32), self.accumulation)
         if self.bias is not None:
             with np.errstate(all="ignore"):

@@ -47,7 +47,7 @@ def number(value: Any) -> str:
 
 
 def _scientific(x: float, single: np.float32) -> str:
-    text = np.format_float_scientific(single, trim="-") if float(single) == x else f"{x:.8e}"
+    text = np.format_float_scientific(single, trim="-") if float(single) == x else f"{x:.6e}"
     digits, power = text.split("e")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
     return f"{digits}e{int(power)}"

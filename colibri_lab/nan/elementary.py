@@ -28,7 +28,7 @@ Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
 LANES = 16
-_BLOCK = 1 << 21  # float64 numbers in the partial sums that are worked on at a time: 16 MB
+_BLOCK = 1 << 16  # partial sums that are worked on at a time: they stay in the caches
 
 
 def rounded(x: Array, dtype: str | None, flush: bool = False, saturate: bool = False) -> F32:
@@ -59,19 +59,33 @@ def rounded(x: Array, dtype: str | None, flush: bool = False, saturate: bool = F
 def fma(a: Array, b: Array, c: Array) -> F32:
     """a · b + c with one rounding.
 
-    The product of two float32 numbers is exact in float64. The sum is rounded to odd (where it is inexact and its last
-    bit is even, one step towards the exact value), so that rounding it to float32 gives what one rounding would give.
+    The product of two float32 numbers is exact in float64. Rounding the float64 sum to float32 differs from rounding
+    the exact one only where the float64 sum lies half way between two float32 numbers and is inexact itself; there it
+    is first moved one step towards the exact value.
     """
     with np.errstate(all="ignore"):
         wide = np.multiply(a, b, dtype=np.float64)
-        other = np.asarray(c, np.float64)
-        total = np.asarray(wide + other)
-        shadow = total - wide
-        error = (wide - (total - shadow)) + (other - shadow)
-        bits = total.view(np.int64)
-        odd = (error != 0) & np.isfinite(total) & (bits & 1 == 0)
-        bits[odd] += np.where((error > 0) == (total > 0), 1, -1)[odd]
-        return cast(F32, total.astype(np.float32))
+        total = np.asarray(np.add(wide, c, dtype=np.float64))
+        half_way = total.view(np.int64) & _DROPPED == _HALF
+        half_way |= np.abs(total) < _SUBNORMAL  # where float32 has fewer digits
+        places = np.nonzero(half_way)
+        if len(places[0]):
+            _moved(total, places, np.broadcast_to(wide, total.shape), np.broadcast_to(c, total.shape))
+        return total.astype(np.float32)
+
+
+_DROPPED, _HALF, _SUBNORMAL = (1 << 29) - 1, 1 << 28, 2.0**-126  # the bits that float32 lacks, the first of them alone
+
+
+def _moved(total: Array, places: tuple[Array, ...], wide: Array, c: Array) -> None:
+    """Rounds inexact sums to odd, in place: one step towards the exact value where the last bit is even."""
+    some, one, other = total[places], wide[places], c[places].astype(np.float64)
+    shadow = some - one
+    error = (one - (some - shadow)) + (other - shadow)
+    bits = some.view(np.int64)
+    odd = (error != 0) & (bits & 1 == 0) & np.isfinite(some)
+    bits[odd] += np.where((error > 0) == (some > 0), 1, -1)[odd]
+    total[places] = some
 
 
 def _folded(sums: F32, accumulation: str | None) -> F32:
@@ -158,14 +172,14 @@ def silu(x: Array) -> F32:
         return cast(F32, single / (np.float32(1) + exp(-single)))
 
 
-def softmax(x: Array, first: int = 0) -> F32:
-    """Over the last axis; element i adds into lane (first + i) mod 16."""
+def softmax(x: Array) -> F32:
+    """Over the last axis; element i adds into lane i mod 16."""
     single = np.asarray(x, np.float32)
     with np.errstate(all="ignore"):
         e = exp(single - single.max(-1, keepdims=True))
         lanes = np.zeros((*e.shape[:-1], LANES), np.float32)
         for i in range(e.shape[-1]):
-            lanes[..., (first + i) % LANES] += e[..., i]
+            lanes[..., i % LANES] += e[..., i]
         return cast(F32, e / _folded(lanes, None)[..., None])
 
 
