@@ -218,6 +218,20 @@ def test_overflow_is_where_numpy_says(loud, emulate):
     assert np.isfinite(run(loud, None).logits).all()
 
 
+def test_the_watch_counts_what_was_rounded(loud):
+    """An overflow of float16 alone is seen at its point, and "stop" ends the pass there; the plain run goes through."""
+    last = loud.config.num_hidden_layers - 1
+    session = run(loud, "float16", watch="watch")
+    rows = session.tape[f"layers.{last}.moe.dispatch.output"]
+    found = next(row for row in session.watch.table if row["point"] == f"layers.{last}.moe.experts.*.output")
+    assert found["n_inf"] == np.isinf(rows).sum() > 0 and found["n_nan"] == 0
+    assert found["absmax"] == np.abs(rows[np.isfinite(rows)]).max() <= 65504
+    assert session.watch.first["point"] == found["point"]
+    with pytest.raises(lab.NonFiniteError, match=rf"layers\.{last}\.moe\.experts\.\d\.output"):
+        run(loud, "float16", watch="stop")
+    assert run(loud, None, watch="stop").ids == IDS
+
+
 def test_saturation_takes_the_largest_number_instead(loud):
     """At the points that are named alone: the same run then has finite logits."""
     last = loud.config.num_hidden_layers - 1
@@ -243,6 +257,11 @@ def test_a_pattern_changes_only_what_lies_behind_it(bundled):
     sums = digest(run(bundled, lab.Emulation(accumulation={"layers.4.attn.context": "float16"})))
     different = [path for path in plain if plain[path] != sums[path]]
     assert different[0] == "layers.4.attn.out"
+
+
+def test_the_points_are_those_of_the_engine():
+    """Names and order of the table that patterns are laid over."""
+    assert tuple(kind.path.replace("{l}", "*").replace("{e}", "*") for kind in core.point_kinds) == POINTS
 
 
 # ---- told and kept ---------------------------------------------------------------------------------------------------
