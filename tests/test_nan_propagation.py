@@ -244,3 +244,49 @@ def test_an_infinite_key_that_only_lost_its_weight_is_said_to_be_swallowed() -> 
         "layers.0.attn.out, tokens 2–5: −Inf came in from layers.0.attn.k, only finite values came out",
     )
     assert found.cache == ((0, (2,)),)
+
+
+MODELS = ("mixtral", "mixtral_swa", "qwen3_moe", "olmoe", "qwen2_moe_step")
+TAPS = (
+    "attn.norm", "attn.q", "attn.k", "attn.v", "attn.out", "attn.weights", "moe.input", "moe.router_logits",
+    "moe.scores", "moe.gates", "moe.dispatch.input", "moe.dispatch.gate", "moe.dispatch.up", "moe.dispatch.hidden",
+    "moe.dispatch.output", "moe.shared.output", "moe.routed", "moe.output", "output", "embed", "norm", "logits",
+    "mlp.input", "mlp.output",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_weight_of_any_family_leads_by_steps_to_all_that_it_ruined(seed: int) -> None:
+    """Two elements drawn; then the same run with only some of its taps, as another program may have recorded it."""
+    random = np.random.default_rng(seed)
+    model = lab.open(REFERENCE / MODELS[seed % len(MODELS)])
+    values = {}
+    for name in random.choice(list(model.weights), 2, replace=False).tolist():
+        values[name] = np.array(model.weights[name])
+        values[name][tuple(random.integers(0, values[name].shape))] = random.choice([np.nan, np.inf, -np.inf])
+    ids = random.integers(0, model.config.vocab_size, int(random.integers(3, 30)))
+    session = fed(model.with_weights(values), ids, ["all", "layers.*.attn.weights"], int(random.integers(1, 4)))
+    found = lab.nan.find(session)
+    if found is None:  # an expert that no token chose
+        assert np.isfinite(session.tape["logits"]).all()
+        return
+    way, trace = found.propagation, found.trace
+    lost = ~np.isfinite(trace["logits"]).all(axis=1)
+    assert way.ruined == tuple(np.flatnonzero(lost).tolist()) and is_a_tree(way, found.origins)
+    arrived = {t for step in way.steps if step.path == "logits" for t in step.tokens}
+    arrived |= {t for each in found.origins if each.path == "logits" for t in each.tokens}
+    assert arrived == set(way.ruined) and len(way.steps) < 80
+    for step in way.steps:
+        assert step.tokens and 0 <= step.n_nan <= step.n_values > 0 and not np.isfinite(step.value) and step.words
+        if ".experts." not in step.path:
+            array = trace[step.path]
+            rows = (array.swapaxes(0, 1) if step.path.endswith(".weights") else array)[list(step.tokens)]
+            assert not np.isfinite(rows.reshape(len(rows), -1)).all(axis=1).any(), step
+    kept = set(random.choice(TAPS, int(random.integers(4, len(TAPS))), replace=False).tolist())
+    kept |= {"moe.expert_ids", "moe.dispatch.tokens", "moe.dispatch.offsets", "output"}
+    arrays = {path: trace[path] for path in trace if path.removeprefix("layers.").lstrip("0123456789.") in kept}
+    some = lab.Trace(arrays, ids=trace.ids, texts=trace.texts, meta={**trace.meta, "producer": "another"})
+    partly = lab.nan.find(some, model=session.model)
+    if partly is not None:
+        assert is_a_tree(partly.propagation, partly.origins)
+        assert all(step.tokens and step.n_values > 0 for step in partly.propagation.steps)

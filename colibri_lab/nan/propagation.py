@@ -16,14 +16,13 @@ from colibri_lab.nan.result import Origin, Propagation, Step
 from colibri_lab.nan.source import Source
 from colibri_lab.nan.step_words import how_of, rows_text, value_text, words
 from colibri_lab.nan.taps import Taps
-from colibri_lab.nan.way import Edge, edges, layer_paths, stage_of, stream
+from colibri_lab.nan.way import NAMED_EXPERTS, Edge, edges, layer_paths, own_experts, stage_of, stream
 
 __all__ = ["propagate"]
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-_NAMED_EXPERTS = 8  # of a layer that are told apart
 _SENTENCES = 12  # about what was swallowed
 
 
@@ -36,7 +35,8 @@ def propagate(source: Source, origins: Sequence[Origin]) -> Propagation:
     origin on.
     """
     way = _Way(source, origins)
-    way.walk()
+    if origins:
+        way.walk()
     last = way.last_recorded()
     bad = way.taps.bad(last) if last else np.zeros(len(source.trace.ids), np.bool_)
     more = len(way.swallowed) - _SENTENCES
@@ -49,8 +49,10 @@ def propagate(source: Source, origins: Sequence[Origin]) -> Propagation:
 class _Way:
     def __init__(self, source: Source, origins: Sequence[Origin]) -> None:
         self.source, self.origins = source, origins
-        first = min((min(o.tokens or (o.token,)) for o in origins), default=0)
-        self.taps = Taps(source, first)
+        born: dict[str, set[int]] = {}
+        for origin in origins:
+            born.setdefault(origin.path, set()).update(origin.tokens or (origin.token,))
+        self.taps = Taps(source, born)
         self.steps: list[Step] = []
         self.swallowed: list[str] = []
         self._kept: dict[str, str] = {}  # path -> the path of the step or origin that stands for it
@@ -58,7 +60,7 @@ class _Way:
         for number, origin in enumerate(origins):
             self._kept[origin.path] = origin.path
             self._roots.setdefault(origin.path, set()).add(number)
-        self._born = {origin.path for origin in origins}
+        self._born = frozenset(born)
         layers = [-1 if o.layer is None else o.layer for o in origins if o.path not in ("norm", "logits")]
         self._first = min(layers, default=len(source.trace.layers))
         self._near = {*layers, self._first + 1}
@@ -80,16 +82,15 @@ class _Way:
 
     def _tap(self, path: str, layer: int | None, near: bool, grown: Bools | None) -> None:
         """`grown`: in a layer far away, the tokens that are reached there for the first time."""
-        roads = edges(self.source, path)
+        roads = edges(self.source, path, self._born)
         if near or path.endswith(("attn.out", ".gates")):
             self._note_swallowed(path, roads)
         bad = self.taps.bad(path)
         if not bad.any():
             return
-        if path.endswith(".moe.routed"):
-            roads = self._named(layer, roads)
         shown = near and not self._folded(path)
-        for edge, tokens, reads in self._carriers(path, bad, roads):
+        known = [edge for edge in roads if self._roots.get(edge.path)]
+        for edge, tokens, reads in self._carriers(path, bad, known):
             came_from = self._kept.get(edge.path, edge.path)
             keep = shown
             if not near and grown is not None and grown.any():
@@ -128,7 +129,7 @@ class _Way:
 
     def _carried(self, path: str, edge: Edge, tokens: Bools) -> Bools:
         """Of tokens whose row is not finite here and there, those in which it was handed on."""
-        if not edge.element or not tokens.any():
+        if not (edge.element and tokens.any() and self.source.has(edge.path)):
             return tokens
         rows = np.flatnonzero(tokens)
         handed = (self.taps.mask(path, rows) & self.taps.mask(edge.path, rows)).any(axis=1)
@@ -168,59 +169,67 @@ class _Way:
     def _experts(self, layer: int, near: bool) -> None:
         """Rows that were not finite when they came are one step; where an expert spoilt finite ones, it is named."""
         packed = self.taps.packed(layer)
-        if packed is None or not self.taps.bad(packed.output).any():
+        if packed is None:
             return
-        behind = edges(self.source, packed.output)
-        spoilt = np.zeros(len(packed.tokens), np.bool_)
-        if behind:
-            entry = behind[0]
-            inside = np.any([self.taps.bad(edge.path) for edge in behind if edge.reach == 1], axis=0)
-            spoilt = inside[packed.tokens] & (packed.experts >= 0)
-            rows = spoilt & packed.bad("output")
-            if rows.any():
-                tokens = np.zeros(len(self.source.trace.ids), np.bool_)
-                tokens[packed.tokens[rows]] = True
-                came_from = self._kept.get(entry.path, entry.path)
-                if near:
-                    many = len(set(packed.experts[rows].tolist()))
-                    value = packed.values("output", rows)
-                    said = f"the rows of {many} expert{'s' * (many > 1)}, read as they came"
-                    self.steps.append(Step(packed.output, came_from, layer, "expert", _rows(tokens),
-                                           *_counted(value), "product", said))  # fmt: skip
-                    self._kept[packed.output] = packed.output
-                self._kept.setdefault(packed.output, came_from)
-                self._roots.setdefault(packed.output, set()).update(self._roots.get(entry.path, ()))
-        own = {o.expert for o in self.origins if o.layer == layer and o.expert is not None}
-        for expert in sorted(own):
-            self._expert(layer, expert, ~spoilt & (packed.experts == expert), len(own) <= _NAMED_EXPERTS)
+        behind = edges(self.source, packed.output, self._born)
+        came = [_sees(self.taps.bad(edge.path), edge.reach)[packed.tokens] for edge in behind]
+        spoilt = np.any([np.zeros(len(packed.tokens), np.bool_), *came], axis=0) & (packed.experts >= 0)
+        rows = spoilt & packed.bad("output") if packed.has("output") else spoilt
+        entry = next((edge for edge, of in zip(behind, came, strict=True) if (of & rows).any()), None)
+        if entry is not None and self._roots.get(entry.path):
+            came_from = self._kept.get(entry.path, entry.path)
+            if near and packed.has("output"):
+                tokens = tuple(np.unique(packed.tokens[rows]).tolist())
+                many = len(set(packed.experts[rows].tolist()))
+                said = f"the rows of {many} expert{'s' * (many > 1)}, read as they came"
+                counts = _counted(packed.values("output", rows))
+                self.steps.append(Step(packed.output, came_from, layer, "expert", tokens, *counts, "product", said))
+                self._kept[packed.output] = packed.output
+            self._stands_for(packed.output, entry.path)
+        own = own_experts(self.source, layer, self._born)
+        for expert, last in own.items():
+            self._expert(layer, expert, ~spoilt & (packed.experts == expert), len(own) <= NAMED_EXPERTS)
+            self._stands_for(packed.output, last)
+
+    def _stands_for(self, path: str, came_from: str) -> None:
+        """`path` hands on what is in `came_from`."""
+        self._kept.setdefault(path, self._kept.get(came_from, came_from))
+        self._roots.setdefault(path, set()).update(self._roots.get(came_from, ()))
 
     def _expert(self, layer: int, expert: int, rows: Bools, named: bool) -> None:
         """The way through one expert in which something was born."""
         packed = self.taps.packed(layer)
         assert packed is not None
         base = f"layers.{layer}.moe.experts.{expert}."
-        reads = {"hidden": ("gate", "up"), "output": ("hidden", "gate", "up")}
+        reads = {
+            "gate": ("input",), "up": ("input",), "hidden": ("gate", "up", "input"),
+            "output": ("hidden", "gate", "up", "input"),
+        }  # fmt: skip
         for tap, sources in reads.items():
             if not packed.has(tap) or not (rows & packed.bad(tap)).any():
                 continue
             path, shown = base + tap, set[int]()
             covered = np.zeros_like(rows)
-            for name in [n for n in sources if packed.has(n)][: 1 if tap == "output" and packed.has("hidden") else 2]:
-                carried = rows & packed.bad(tap) & packed.bad(name)
-                if tap == "hidden":
+            for name in sources:
+                if packed.has(name):
+                    carried = rows & packed.bad(tap) & packed.bad(name)
+                else:
+                    carried = rows & packed.bad(tap) & self.taps.bad(base + name)[packed.tokens]
+                element = tap == "hidden" and name != "input" and packed.has(name)
+                if element:
                     places = np.flatnonzero(carried)
                     both = packed.mask(tap, places) & packed.mask(name, places)
                     carried[places] = both.any(axis=1)
                 roots = self._roots.get(base + name, set())
                 new = carried if roots - shown else carried & ~covered
                 covered |= carried
-                if not new.any():
+                if not (roots and new.any()):
                     continue
                 shown |= roots
                 came_from = self._kept.get(base + name, base + name)
                 if named:
                     value = packed.values(tap, new)
-                    if tap == "hidden":
+                    if element:
                         value = np.where(packed.mask(name, np.flatnonzero(new)), value, 0)
                     tokens = packed.tokens[new]
                     said = words(self.taps, path, base + name, tokens, tokens[:0])
@@ -229,19 +238,6 @@ class _Way:
                     self._kept[path] = path
                 self._kept.setdefault(path, came_from)
                 self._roots.setdefault(path, set()).update(roots)
-            if tap == "output" and not named:
-                self._roots.setdefault(packed.output, set()).update(self._roots.get(path, ()))
-                self._kept.setdefault(packed.output, self._kept.get(path, path))
-
-    def _named(self, layer: int | None, roads: list[Edge]) -> list[Edge]:
-        """The roads into the gated sum, with the experts in which something was born one by one."""
-        if layer is None:
-            return roads
-        own = sorted({o.expert for o in self.origins if o.layer == layer and o.expert is not None})
-        if not own or len(own) > _NAMED_EXPERTS:
-            return roads
-        named = [Edge(f"layers.{layer}.moe.experts.{expert}.output", element=True) for expert in own]
-        return [*named, *roads]
 
     # ---- what else is told ----
 

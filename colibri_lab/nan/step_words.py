@@ -74,6 +74,8 @@ def words(taps: Taps, path: str, came_from: str, tokens: Ints, rows: Ints) -> st
         return _attention(taps, path, came_from, tokens, rows)
     if how == "router":
         return _router(taps, path, tokens)
+    if how == "softmax":
+        return "a score that is not finite: NaN among the weights"
     if made is None or read is None:
         return "read as it came"
     with np.errstate(all="ignore"):
@@ -109,7 +111,7 @@ def _norm(taps: Taps, path: str, token: int, made: Array, read: Array) -> str:
 
 def _others(taps: Taps, path: str, came_from: str, token: int) -> list[Array]:
     """The rows of the token in what else a tap is made of."""
-    rows = (taps.row(edge.path, token) for edge in edges(taps.source, path) if edge.path != came_from)
+    rows = (taps.row(edge.path, token) for edge in edges(taps.source, path, taps.born) if edge.path != came_from)
     return [row for row in rows if row is not None]
 
 
@@ -156,7 +158,7 @@ def _gate(taps: Taps, path: str, came_from: str, token: int, made: Array, read: 
     if came_from.endswith(".gates"):
         return "× a gate that is NaN" if np.isnan(read).any() else "× a gate that is Inf"
     ids, gates = taps.source.rows(prefix + "expert_ids", [token]), taps.source.rows(prefix + "gates", [token])
-    expert = came_from.split(".")[4]
+    expert = came_from.split(".")[4] if ".experts." in came_from else "*"
     if ids is None or gates is None or expert == "*":
         return "× their gates, then summed"
     slot = np.flatnonzero(ids[0] == int(expert))
@@ -190,7 +192,7 @@ def _attention(taps: Taps, path: str, came_from: str, tokens: Ints, rows: Ints) 
     base = path.rpartition(".")[0]
     if not len(rows):
         names = [name for name in ("q", "k", "v") if _bad(taps, f"{base}.{name}", tokens).any()]
-        return f"its own {_and(names)}" if names else f"its own {came_from.rpartition('.')[2]}"
+        return f"its own {_and(names)}" if names else "its own weights, which are softmax of q · k"
     layer = int(path.split(".")[1])
     window = taps.source.window(layer)
     near = rows if window is None else rows[rows > int(tokens[0]) - window]

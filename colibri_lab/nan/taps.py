@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.nan.source import Source
+from colibri_lab.trace import EXPERT_TAPS
 
 __all__ = ["Packed", "Taps"]
 
@@ -50,17 +51,20 @@ class Packed:
 
 
 class Taps:
-    """`bad` by tap path. Token rows before `first` are not looked at: nothing was born there."""
+    """`bad` by tap path. `born`: by path the token rows in which something was born, which are all that is known of a
+    tap that was not recorded. Token rows before the first of them are not looked at.
+    """
 
-    def __init__(self, source: Source, first: int) -> None:
-        self.source, self._first = source, first
+    def __init__(self, source: Source, born: Mapping[str, Collection[int]]) -> None:
+        self.source, self.born = source, born
+        self._first = min((min(tokens) for tokens in born.values()), default=0)
         self._bad: dict[str, Bools] = {}
         self._packed: dict[int, Packed | None] = {}
 
     def packed(self, layer: int) -> Packed | None:
         """The rows of a layer's experts; None when they were not recorded."""
         if layer not in self._packed:
-            known = self.source.has(f"layers.{layer}.moe.experts.*.output")
+            known = any(self.source.has(f"layers.{layer}.moe.experts.*.{tap}") for tap in EXPERT_TAPS[1:])
             self._packed[layer] = Packed(self.source, layer) if known else None
         return self._packed[layer]
 
@@ -72,6 +76,9 @@ class Taps:
 
     def _look(self, path: str) -> Bools:
         out = np.zeros(len(self.source.trace.ids), np.bool_)
+        if not self.source.has(path):
+            out[list(self.born.get(path, ()))] = True
+            return out
         expert = _expert(path)
         if expert is not None:
             layer, number, tap = expert
@@ -137,7 +144,7 @@ class Taps:
         for part in _blocks(len(tokens), width):
             rows = self.flat(path, tokens[part])
             bad = ~np.isfinite(rows)
-            if through is not None:
+            if through is not None and self.source.has(through):
                 bad &= self.mask(through, tokens[part])
             lost.append(rows[bad])
         every = np.concatenate(lost)

@@ -5,12 +5,16 @@ A tap that was not recorded is looked through: what it was made of stands in its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from colibri_lab.nan.source import Source
 
-__all__ = ["Edge", "edges", "layer_paths", "stage_of", "stream"]
+__all__ = ["NAMED_EXPERTS", "Edge", "edges", "layer_paths", "own_experts", "stage_of", "stream"]
+
+NAMED_EXPERTS = 8
+"""Of a layer that are told apart; when more of them spoilt something, they are one."""
 
 _PRODUCTS = ("attn.q", "attn.k", "attn.v")
 
@@ -44,23 +48,26 @@ def layer_paths(source: Source, layer: int) -> Iterator[str]:
     yield prefix + "output"
 
 
-def edges(source: Source, path: str) -> list[Edge]:
-    """What a tap is made of, as far as it was recorded: each path once, with the widest way in which it is read."""
+def edges(source: Source, path: str, born: Collection[str] = ()) -> list[Edge]:
+    """What a tap is made of, as far as it was recorded: each path once, with the widest way in which it is read. Taps
+    in `born` count, recorded or not: something is known about them.
+    """
     found: dict[str, Edge] = {}
-    for made_of in _made_of(source, path):
-        for edge in _recorded(source, made_of):
+    for made_of in _made_of(source, path, born):
+        for edge in _recorded(source, made_of, born):
             old = found.get(edge.path)
             found[edge.path] = edge if old is None else _widest(old, edge)
     return list(found.values())
 
 
-def _recorded(source: Source, edge: Edge) -> Iterator[Edge]:
-    if source.has(edge.path):
+def _recorded(source: Source, edge: Edge, born: Collection[str]) -> Iterator[Edge]:
+    if source.has(edge.path) or edge.path in born:
         yield edge
+    if source.has(edge.path):
         return
-    for behind in _made_of(source, edge.path):
+    for behind in _made_of(source, edge.path, born):
         reach = None if edge.reach is None or behind.reach is None else edge.reach + behind.reach - 1
-        yield from _recorded(source, Edge(behind.path, edge.element and behind.element, reach))
+        yield from _recorded(source, Edge(behind.path, edge.element and behind.element, reach), born)
 
 
 def _widest(a: Edge, b: Edge) -> Edge:
@@ -68,7 +75,7 @@ def _widest(a: Edge, b: Edge) -> Edge:
     return Edge(a.path, a.element and b.element, reach)
 
 
-def _made_of(source: Source, path: str) -> list[Edge]:
+def _made_of(source: Source, path: str, born: Collection[str]) -> list[Edge]:
     """What a tap is made of, recorded or not."""
     if path == "embed":
         return []
@@ -85,13 +92,16 @@ def _made_of(source: Source, path: str) -> list[Edge]:
     if name == "attn.out":
         seen = source.window(layer)
         own = [Edge(here + "attn.q")]
-        if source.has(here + "attn.weights"):
+        if source.has(here + "attn.weights") or here + "attn.weights" in born:
             own.append(Edge(here + "attn.weights"))
         return [Edge(here + "attn.v", reach=seen), Edge(here + "attn.k", reach=seen), *own]
     if name == "attn.weights":
         return [Edge(here + "attn.q"), Edge(here + "attn.k", reach=source.window(layer))]
     if name == "moe.routed":
-        return [Edge(here + "moe.experts.*.output", element=True), Edge(here + "moe.gates")]
+        lasts = list(own_experts(source, layer, born).values())
+        named = lasts if len(lasts) <= NAMED_EXPERTS else []
+        single = [Edge(last, element=last.endswith(".output")) for last in named]
+        return [*single, Edge(here + "moe.experts.*.output", element=True), Edge(here + "moe.gates")]
     if name == "moe.output":
         if not _has_shared(source, here):
             return [Edge(here + "moe.routed", element=True)]
@@ -107,6 +117,16 @@ def _made_of(source: Source, path: str) -> list[Edge]:
         "mlp.output": here + "mlp.input",
     }  # fmt: skip
     return [Edge(row[name])]
+
+
+def own_experts(source: Source, layer: int, born: Collection[str]) -> dict[int, str]:
+    """The experts of a layer in which something was born, each with its last tap of which anything is known."""
+    start = f"layers.{layer}.moe.experts."
+    experts = sorted({int(path.split(".")[4]) for path in born if re.match(re.escape(start) + r"\d", path)})
+    taps = ("output", "hidden", "up", "gate", "input")
+    return {
+        e: next(path for tap in taps if source.has(path := f"{start}{e}.{tap}") or path in born) for e in experts
+    }  # fmt: skip
 
 
 def _has_shared(source: Source, here: str) -> bool:
