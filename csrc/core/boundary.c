@@ -139,8 +139,35 @@ static void watch(const boundary *b, colibri_watch_row *r, const piece *x)
     }
 }
 
+#ifdef COLIBRI_FAULTS /* an arithmetic that fails at one place: tests/faults builds it, nothing else may */
+static struct {
+    int64_t point, layer, expert, token, first, last; /* values first .. last - 1 of that token there; layer and expert -1: none */
+    uint32_t bits;
+} fault = {.point = -1};
+
+__attribute__((visibility("default"))) void colibri_fault_set(const int64_t place[6], uint32_t bits)
+{
+    memcpy(&fault, place, 6 * sizeof *place);
+    fault.bits = bits;
+}
+
+static void fail_here(const boundary *b, point p, const piece *x)
+{
+    if ((int64_t)p != fault.point || b->layer != fault.layer || x->expert != fault.expert)
+        return;
+    for (int64_t r = 0; r < x->n_rows; r++)
+        for (int64_t c = 0; c < x->n_cols; c++)
+            if ((x->tokens != NULL ? x->tokens[r] : b->first_token + x->first + r) == fault.token &&
+                x->index + c >= fault.first && x->index + c < fault.last)
+                memcpy(x->values + r * x->stride + c, &fault.bits, sizeof fault.bits);
+}
+#endif
+
 void boundary_piece(const boundary *b, int thread, point p, const piece *x)
 {
+#ifdef COLIBRI_FAULTS
+    fail_here(b, p, x);
+#endif
     colibri_rounding storage = emulated(b, p).storage;
     for (int64_t i = 0; rounds(storage) && i < x->n_rows; i++)
         round_to(x->values + i * x->stride, x->n_cols, storage);
