@@ -164,7 +164,8 @@ def test_two_faults_at_once_are_listed_apart() -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("mixtral", "rms_norm_eps", float("nan")), ("mixtral", "rms_norm_eps", -1e-5), ("mixtral", "rms_norm_eps", 1e400),
+        ("mixtral", "rms_norm_eps", float("nan")), ("mixtral", "rms_norm_eps", -1e-5),
+        ("mixtral", "rms_norm_eps", 0.0), ("mixtral", "rms_norm_eps", 1e400),
         ("olmoe", "clip_qkv", float("nan")), ("mixtral", "rope_theta", 0.0), ("mixtral", "rope_theta", float("nan")),
         ("mixtral", "rope_theta", -1.0), ("mixtral", "rope_theta", 1e400),
     ],

@@ -1,6 +1,6 @@
 """Faults of the arithmetic itself, each run on the faulty engine and judged.
 
-`python fault_hooked.py MODULE SEED COUNT` prints one JSON line for each case: {"fault", "what", "name", "place", "kind"};
+`python fault_hooked.py MODULE SEED COUNT` prints a JSON line for each case: {"fault", "what", "name", "place", "kind"};
 empty place and kind: all right.
 """
 

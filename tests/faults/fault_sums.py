@@ -59,8 +59,8 @@ def kind_of(value: float) -> str:
     return "inf − inf" if math.isnan(value) else "overflow"
 
 
-def expect(patient: Patient, place: Place, token: int, index: Index, kind: str) -> Expected:
-    return Expected(place.path, place.layer, place.stage, token, (index,), frozenset({kind}), place.expert)
+def expect(place: Place, token: int, index: tuple[Index, ...], kind: str) -> Expected:
+    return Expected(place.path, place.layer, place.stage, token, index, frozenset({kind}), place.expert)
 
 
 def power_for(largest: float, limit: float) -> int:
@@ -93,7 +93,7 @@ def overflow(patient: Patient, place: Place, random: np.random.Generator, emulat
         if after.close or not len(broken):
             continue
         first = int(broken[0])
-        expected = expect(patient, place, tokens[first], row_index(patient, place, row), kind_of(after.values[first]))
+        expected = expect(place, tokens[first], row_index(patient, place, row), kind_of(after.values[first]))
         where = f"{place.weight}[{row}]"
         return Case("overflow", place.what, patient.name, where, {place.weight: array}, (expected,), emulate)
     return None
@@ -119,7 +119,7 @@ def inf_minus_inf(patient: Patient, place: Place, random: np.random.Generator) -
             after = lane_sums(array[row], x)
             if after.close or not math.isnan(after.values[0]):
                 continue
-            expected = expect(patient, place, tokens[0], row_index(patient, place, row), "inf − inf")
+            expected = expect(place, tokens[0], row_index(patient, place, row), "inf − inf")
             where = f"{place.weight}[{row}, {a} and {b}]"
             return Case("inf − inf", place.what, patient.name, where, {place.weight: array}, (expected,))
     return None
@@ -143,7 +143,7 @@ def norm_overflow(
         if array is None or np.any((after > limit * (1 - 0.02)) & (after < limit * 1.02)):
             continue
         token = int(np.flatnonzero(after >= limit)[0])
-        expected = expect(patient, place, token, channel, "overflow")
+        expected = expect(place, token, (channel,), "overflow")
         where = f"{place.weight}[{channel}]"
         return Case("overflow", place.what, patient.name, where, {place.weight: array}, (expected,), emulate)
     return None

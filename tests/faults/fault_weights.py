@@ -22,8 +22,11 @@ def poke(array: np.ndarray, index: Index, fault: str) -> None:
     words[index] = bits | (1 << (8 * array.itemsize - 1) if fault == "weight -Inf" else 0)
 
 
-def row_index(patient: Patient, place: Place, row: int) -> Index:
-    return (row // patient.head_dim, row % patient.head_dim) if place.heads else row
+def row_index(patient: Patient, place: Place, row: int) -> tuple[Index, ...]:
+    """Row of a weight as the place in what it makes. A product that q, k or v is made of has one axis, its tap has two:
+    both names of the one value are right.
+    """
+    return ((row // patient.head_dim, row % patient.head_dim), row) if place.heads else (row,)
 
 
 def weight_fault(patient: Patient, place: Place, fault: str, random: np.random.Generator, emulate=None) -> Case | None:
@@ -38,13 +41,13 @@ def weight_fault(patient: Patient, place: Place, fault: str, random: np.random.G
         tokens = [int(random.integers(len(patient.ids)))]
         element = (patient.ids[tokens[0]], element[1])
     poke(array, element, fault)
-    index: Index = element[-1] if place.what == "embed" else row_index(patient, place, element[0])
+    index = (element[-1],) if place.what == "embed" else row_index(patient, place, element[0])
     if place.what.endswith(("q_norm", "k_norm")):  # the rotation joins a channel with its partner half a head away
         head, channel = divmod(element[0], patient.head_dim)
-        index = (head, channel % (patient.head_dim // 2))
+        index = ((head, channel % (patient.head_dim // 2)),)
     named: Index = element if len(element) > 1 else element[0]
     expected = Expected(
-        place.path, place.layer, place.stage, tokens[0], (index,),
+        place.path, place.layer, place.stage, tokens[0], index,
         frozenset({"embedding" if place.what == "embed" else "weight value"}),
         place.expert, (place.weight, named),
     )  # fmt: skip
@@ -76,7 +79,7 @@ def zero_times_inf(patient: Patient, place: Place, random: np.random.Generator, 
         return None
     assert place.reads in ("context", "hidden") or not np.any(trace[place.reads][..., column])
     expected = Expected(
-        place.path, place.layer, place.stage, tokens[0], (row_index(patient, place, row),),
+        place.path, place.layer, place.stage, tokens[0], row_index(patient, place, row),
         frozenset({"weight value"}), place.expert, (place.weight, (row, column)),
     )  # fmt: skip
     where = f"{place.weight}{[row, column]}"
