@@ -8,7 +8,17 @@ from pathlib import Path
 import numpy as np
 from fault_case import Case
 from fault_models import NAMES, Patient, Place, patient, without_eps
-from fault_sums import hidden_overflow, inf_minus_inf, norm_overflow, overflow, score_overflow, zero_variance
+from fault_sums import (
+    aggregate_overflow,
+    embed_overflow,
+    hidden_overflow,
+    inf_minus_inf,
+    norm_overflow,
+    overflow,
+    residual_overflow,
+    score_overflow,
+    zero_variance,
+)
 from fault_weights import FAULTS, weight_fault, zero_times_inf
 
 Maker = Callable[[Patient, Place, np.random.Generator], Case | None]
@@ -27,7 +37,7 @@ def _makers() -> dict[str, tuple[Maker, ...]]:
         return lambda p, place, random: weight_fault(p, place, fault, random)
 
     makers: dict[str, tuple[Maker, ...]] = {fault: (weights(fault),) for fault in FAULTS}
-    makers["overflow"] = (overflow, norm_overflow, hidden_overflow, score_overflow)
+    makers["overflow"] = (overflow, norm_overflow, hidden_overflow, score_overflow, aggregate_overflow)
     makers["inf − inf"] = (inf_minus_inf,)
     makers["0 × inf"] = (zero_times_inf,)
     return makers
@@ -54,6 +64,7 @@ def draw(seed: int, count: int, folder: Path) -> Iterator[Case]:
     for emulate in EMULATED:
         for fault, makers in _emulated(emulate).items():
             yield from _cases(fault, makers, patients, max(1, count // 2), random)
+    yield from _cases("overflow, float16", (residual_overflow, embed_overflow), patients, count, random)
     yield from _cases("zero variance", (zero_variance,), [without_eps(name, folder) for name in EPS0], count, random)
 
 

@@ -276,3 +276,99 @@ def _cancelled(patient: Patient, place: Place, random: np.random.Generator, case
     if at + "v.bias" in patient.model.weights:
         changes[at + "v.bias"] = np.zeros_like(patient.weight(at + "v.bias"))
     return case(place.path, place.stage, 0, 0, changes)
+
+
+def residual_overflow(patient: Patient, place: Place, random: np.random.Generator) -> Case | None:
+    """In float16 the stream is large in one channel of one token, and what is added to it is large there too: the sum
+    behind attention (the vehicle is its output projection) or behind the experts (all their down projections).
+    """
+    at, limit = f"layers.{place.layer}.", LIMIT["float16"]
+    if place.what == "attn.out":
+        names, added = [place.weight], place.path
+        path = at + ("moe.input" if f"{at}moe.router" in patient.model.weights else "mlp.input")
+        stage, what = "router" if "moe" in path else "mlp", "middle"
+    elif place.what == "mlp.down" or (place.what == "experts.down" and place.expert == 0):
+        names = [place.weight]
+        if place.expert is not None:
+            names = [f"{at}moe.experts.{e}.down" for e in range(int(patient.config.num_experts))]
+        if place.expert is not None and f"{at}moe.shared.down" in patient.model.weights:
+            return None  # the shared expert's part is not scaled
+        added = at + ("mlp" if place.expert is None else "moe") + ".output"
+        path, stage, what = at + "output", "residual", "output"
+    else:
+        return None
+    token, channel = int(random.integers(len(patient.ids))), int(random.integers(patient.hidden))
+    embed = patient.weight("embed")
+    embed[patient.ids[token], channel] = 40000
+    trace = patient.run({"embed": embed}, "float16").trace()
+    if any(not np.isfinite(trace[path]).all() for path in ("embed", "logits")):
+        return None
+    before = "embed" if place.layer == 0 else f"layers.{(place.layer or 0) - 1}.output"
+    stream = trace[before][:, channel].astype(np.float64)
+    if what == "output":
+        stream = stream + trace[at + "attn.out"][:, channel]
+    plus = trace[added][:, channel].astype(np.float64)
+    if abs(plus[token]) < 1e-3:
+        return None
+    power = math.floor(math.log2(0.9 * limit / abs(plus[token])))
+    sign = math.copysign(1.0, plus[token] * stream[token])
+    rows = [plus]
+    if place.expert is not None:
+        rows += [trace[f"{at}moe.experts.{e}.output"][:, channel] for e in range(len(names))]
+    changes = {"embed": embed}
+    for name in names:
+        array = scaled(patient.weight(name), channel, power)
+        if array is None:
+            return None
+        array[channel] *= array.dtype.type(sign)
+        changes[name] = array
+    sums = stream + plus * 2.0**power * sign
+    largest = max(float(np.abs(values).max(initial=0)) for values in rows) * 2.0**power
+    if largest > 0.97 * limit or not np.any(np.abs(sums) > limit * 1.03):
+        return None
+    if np.any((np.abs(sums) > limit * 0.97) & (np.abs(sums) < limit * 1.03)):
+        return None
+    expected = Expected(
+        path, place.layer, stage, int(np.flatnonzero(np.abs(sums) > limit)[0]), (channel,), frozenset({"overflow"})
+    )
+    return Case("overflow", what, patient.name, f"{path}, channel {channel}", changes, (expected,), "float16")
+
+
+def aggregate_overflow(patient: Patient, place: Place, random: np.random.Generator) -> Case | None:
+    """The routed sum and the shared expert are both finite and too large together."""
+    if place.what != "shared.down":
+        return None
+    trace, at = patient.clean(), f"layers.{place.layer}.moe."
+    names = [f"{at}experts.{e}.down" for e in range(int(patient.config.num_experts))]
+    limit = 2.0**128
+    for channel in random.permutation(patient.hidden).tolist():
+        routed = trace[at + "routed"][:, channel].astype(np.float64)
+        shared, gate = trace[at + "shared.output"][:, channel].astype(np.float64), trace[at + "shared.gate"][:, 0]
+        rows = [trace[f"{at}experts.{e}.output"][:, channel] for e in range(len(names))]
+        outputs = max(float(np.abs(values).max(initial=0)) for values in rows)
+        a = math.floor(math.log2(0.97 * limit / max(outputs, float(np.abs(routed).max()))))
+        b = math.floor(math.log2(0.97 * limit / float(np.abs(shared).max())))
+        sums = np.abs(routed * 2.0**a + gate * shared * 2.0**b)
+        if not np.any(sums > limit * 1.02) or np.any((sums > limit * 0.98) & (sums < limit * 1.02)):
+            continue
+        changes = {name: scaled(patient.weight(name), channel, a) for name in names}
+        changes[place.weight] = scaled(patient.weight(place.weight), channel, b)
+        if any(array is None for array in changes.values()):
+            continue
+        token = int(np.flatnonzero(sums > limit)[0])
+        expected = Expected(at + "output", place.layer, "aggregator", token, (channel,), frozenset({"overflow"}))
+        kept = {name: array for name, array in changes.items() if array is not None}
+        return Case("overflow", "moe.output", patient.name, f"{at}output, channel {channel}", kept, (expected,))
+    return None
+
+
+def embed_overflow(patient: Patient, place: Place, random: np.random.Generator) -> Case | None:
+    """A finite embedding that float16 cannot hold."""
+    if place.what != "embed":
+        return None
+    token, channel = int(random.integers(len(patient.ids))), int(random.integers(patient.hidden))
+    embed = patient.weight("embed")
+    embed[patient.ids[token], channel] = 70000
+    expected = Expected("embed", None, "embed", token, (channel,), frozenset({"overflow"}))
+    where = f"embed[{patient.ids[token]}, {channel}]"
+    return Case("overflow", "embed", patient.name, where, {"embed": embed}, (expected,), "float16")
