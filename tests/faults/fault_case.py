@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,3 +99,32 @@ def judge(case: Case, found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if not case.more and len(origins) > len(case.expected):
         place["more"] = (len(case.expected), [o.path for o in origins])
     return place, kind
+
+
+class Tally:
+    """How many cases there were and which were misjudged."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.places: list[str] = []
+        self.kinds: list[str] = []
+
+    def add(self, fault: str, what: str, name: str, place: object, kind: object) -> None:
+        self.counts[fault, what] += 1
+        if place:
+            self.places.append(f"{name}: {place}")
+        elif kind:
+            self.kinds.append(f"{name}: {kind}")
+
+    def check(self, least: int) -> None:
+        total = self.counts.total()
+        for (fault, what), count in sorted(self.counts.items()):
+            print(f"{fault:24s} {what:24s} {count}")
+        print(f"{total} cases, {len(self.places)} misplaced, {len(self.kinds)} of another kind")
+        report = os.environ.get("COLIBRI_FAULT_REPORT")
+        if report:
+            with Path(report).open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in self.places + self.kinds)
+        assert total >= least
+        assert not self.places, "\n".join(self.places[:20])
+        assert len(self.kinds) <= total // 100, "\n".join(self.kinds[:20])
