@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from handmade import router_model
-from huggingface import tiny_model
 from ramps import KINDS, growing_model
 
 import colibri_lab as lab
 from colibri_lab.nan.forecast import next_overflow
 from colibri_lab.nan.margins import headroom
+from colibri_lab.testing import tiny_model
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 LARGEST = 65504.0
 LIMIT = math.log2(LARGEST)
 
 
-def run(folder: Path, ids: list[int] = IDS, emulate: str | None = None) -> lab.Session:
+def run(folder: Path, ids: list[int] = IDS) -> lab.Session:
     model = lab.open(folder)
     session = model.session(capture="all", max_tokens=len(ids), threads=1)
     session.feed(ids)
