@@ -66,7 +66,7 @@ def next_overflow(sizes: F64, limit: float) -> tuple[int, float] | None:
     i, j = np.triu_indices(n, 1)
     slope = _median((y[j] - y[i]) / (j - i), _RECENT ** (n - 1 - j) * (j - i))
     rest = y - slope * x
-    level = _median(rest, _RECENT**-x)
+    level = _median(rest, np.power(_RECENT, -x))
     spread = 1.4826 * float(np.median(np.abs(rest - level)))  # that of a normal distribution
     steps = np.diff(y)
     steady = n == _WINDOW and slope >= max(_GENTLE, 3 * spread) and steps.min() > 0

@@ -10,18 +10,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from os import PathLike
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.difference.pair import trace_from
 from colibri_lab.difference.taps import Tap, parse
 from colibri_lab.errors import ArgumentError
 from colibri_lab.nan.forecast import Forecast, foretell
+from colibri_lab.nan.replay import is_complete, obstacle, replay
 from colibri_lab.nan.source import Source
 from colibri_lab.nan.words import bits_left, number, place, shown, stage_of, tap_kind
 from colibri_lab.numerics import Format, format_of, headroom_bits
-from colibri_lab.trace import HasTrace, Trace, trace_of
+from colibri_lab.progress import Progress
+from colibri_lab.trace import HasTrace, Trace
 
 __all__ = ["GROWTH", "SUBNORMALS", "Headroom", "Margin", "headroom"]
 
@@ -197,15 +201,18 @@ class Headroom:
 
 
 def headroom(
-    x: Trace | HasTrace | Any,
+    x: Trace | HasTrace | str | PathLike[str] | Any,
     formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *,
+    progress: Progress = None,
 ) -> Headroom:
     """How many doublings each recorded tap is away from overflow in each format, and what would be subnormal there.
 
-    `x` is a trace, a session, or a watch table (`session.watch`), which knows points between the taps too, but neither
-    the place of the largest magnitude nor subnormals of other formats. Of a session that was watched, points that are
-    no taps come from its watch table. NaN and Inf are left out of the largest magnitude, and a note says so.
-    Raises ArgumentError for what is no number format, and for what holds no run.
+    `x` is a session, a trace, a file that `lab.load_trace` opens, or a watch table (`session.watch`), which knows
+    points between the taps too, but neither the place of the largest magnitude nor subnormals of other formats. Of a
+    session that was watched, points that are no taps come from its watch table. A session that captured less than
+    "all" is replayed in a session of its own, and a note says so. NaN and Inf are left out of the largest magnitude,
+    which a note says too. Raises ArgumentError for what is no number format, and for what holds no run.
     """
     kinds = [format_of(name) for name in ([formats] if isinstance(formats, str) else formats)]
     names = tuple(dict.fromkeys(kind.name for kind in kinds))
@@ -214,15 +221,29 @@ def headroom(
     kinds = [format_of(name) for name in names]
     if _is_watch(x):
         return _made([], [], _watched(x), names, "float32", ())
-    source = Source(trace_of(x), watch=_watch_of(x))
+    source = Source(trace_from(x), watch=_watch_of(x))
+    notes: tuple[str, ...] = ()
+    if hasattr(x, "tape") and not is_complete(source):
+        why, captured = obstacle(source), ", ".join(source.trace.meta["capture"])
+        if why:
+            notes = (f"The run captured {captured} and cannot be replayed: {why}; other taps are not known.",)
+        else:
+            source = replay(source, progress)
+            notes = (f"The run captured {captured}: it was replayed in a session of its own with all taps.",)
     rows, small = _measured(source, kinds)
     have = {row[0] for row in rows}
     points = [row for row in _watched(source.watch) if row[0] not in have] if source.watch is not None else []
-    return _made(rows, small, points, names, source.dtype, tuple(source.trace.texts))
+    return _made(rows, small, points, names, source.dtype, tuple(source.trace.texts), notes)
 
 
 def _made(
-    rows: list[Any], small: list[Any], points: list[Any], names: tuple[str, ...], dtype: str, texts: tuple[str, ...]
+    rows: list[Any],
+    small: list[Any],
+    points: list[Any],
+    names: tuple[str, ...],
+    dtype: str,
+    texts: tuple[str, ...],
+    notes: tuple[str, ...] = (),
 ) -> Headroom:
     columns = [
         ("path", "U96"), ("layer", "i4"), ("stage", "U12"), ("n", "i8"), ("n_nonfinite", "i8"), ("absmax", "f8"),
@@ -231,10 +252,10 @@ def _made(
     every = [(*row, *(headroom_bits([row[5]], name) for name in names)) for row in [*rows, *points]]
     table = np.array(every, np.dtype(columns))
     bad = table[table["n_nonfinite"] > 0]
-    notes = ()
     if len(bad):
-        count = f"{len(bad)} tap{'s' * (len(bad) != 1)}"
-        notes = (f"{count} hold NaN or Inf, first {bad['path'][0]}: bits left there are those of the finite values.",)
+        count = f"{len(bad)} tap{'s hold' if len(bad) != 1 else ' holds'}"
+        first = f"{count} NaN or Inf, first {bad['path'][0]}: bits left there are those of the finite values."
+        notes = (*notes, first)
     return Headroom(table, np.array(small, SUBNORMALS), names, dtype, texts, notes)
 
 

@@ -10,15 +10,18 @@ from checkpoints import moe_prefix, random_tensors, small_config, write_checkpoi
 KINDS = ("hidden", "output", "residual", "q", "k", "v", "router", "attention")
 
 
-def growing_model(folder: Path, kind: str, seed: int, bits: float, noise: float, start: float = 0.0) -> tuple[Path, str]:
+def growing_model(
+    folder: Path, kind: str, seed: int, bits: float, noise: float, start: float = 0.0
+) -> tuple[Path, str]:
     """(checkpoint, tap without its layer): the tap's values of layer l are about 2^(start + bits · l) times as large.
 
     8 to 12 layers of width 16. Each layer's factor has a normal noise of `noise` bits of its own.
     """
     random = np.random.default_rng(seed)
     layers = int(random.integers(8, 13))
-    config = small_config("mixtral", hidden_size=16, intermediate_size=8, num_hidden_layers=layers, num_attention_heads=2,
-                          num_key_value_heads=1, head_dim=8, num_local_experts=4, vocab_size=24)  # fmt: skip
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes |= {"head_dim": 8, "num_local_experts": 4, "vocab_size": 24}
+    config = small_config("mixtral", num_hidden_layers=layers, **sizes)
     tensors = random_tensors(config, seed)
     exponents = start + bits * np.arange(layers) + random.normal(0, noise, layers)
     for layer in range(layers):
