@@ -46,13 +46,14 @@ static void test_a_forward_pass_allocates_nothing(void)
     enum { n = 40 };
     tiny_checkpoint tiny[] = {tiny_mixtral(), tiny_qwen2_moe(), tiny_qwen3_moe(), tiny_olmoe()};
     const char *const captures[] = {"none", "all"};
+    const colibri_watch watches[] = {COLIBRI_WATCH_OFF, COLIBRI_WATCH_COUNT, COLIBRI_WATCH_STOP};
     int32_t ids[n];
     for (size_t i = 0; i < sizeof tiny / sizeof *tiny; i++) {
         colibri_model *m = tiny_open(&tiny[i]);
         tiny_ids(ids, n, &tiny[i], 1);
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < 3; j++) {
             int64_t before = atomic_load_acquire(&n_allocations);
-            colibri_session *s = tiny_session(m, &(tiny_options){{captures[j]}, .threads = 2, .max_tokens = n});
+            colibri_session *s = tiny_session(m, &(tiny_options){{captures[j % 2]}, .threads = 2, .max_tokens = n, .watch = watches[j]});
             CHECK(atomic_load_acquire(&n_allocations) > before); /* the counters count */
             before = atomic_load_acquire(&n_allocations);
             tiny_feed(s, ids, n - 8);

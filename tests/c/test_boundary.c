@@ -12,16 +12,17 @@ enum { LAYERS = 2, THREADS = 3, ROWS = 7, COLS = 19, TOKEN = 40 };
 
 typedef struct bench {
     config config;
-    bool is_moe[LAYERS];
     boundary boundary;
     void *tables, *threads;
 } bench;
 
 static void bench_new(bench *b, colibri_watch watch)
 {
-    *b = (bench){.is_moe = {true, false}};
-    b->config = (config){.num_hidden_layers = LAYERS, .is_moe = b->is_moe};
-    b->boundary = (boundary){.watch = watch};
+    memset(b, 0, sizeof *b);
+    b->config.num_hidden_layers = LAYERS;
+    for (int l = 0; l < LAYERS; l++)
+        b->config.is_moe[l] = true;
+    b->boundary.watch = watch;
     b->tables = malloc((size_t)(boundary_table_bytes(&b->config) * 8));
     b->threads = malloc((size_t)(boundary_thread_bytes() * THREADS));
     CHECK(b->tables != NULL && b->threads != NULL);
@@ -88,7 +89,6 @@ static void test_counts_do_not_depend_on_how_rows_were_cut(void)
             const point p = packed ? POINT_EXPERT_GATE : POINT_OUTPUT;
             bench_new(&whole, COLIBRI_WATCH_COUNT);
             bench_new(&cut, COLIBRI_WATCH_COUNT);
-            whole.is_moe[1] = cut.is_moe[1] = true;
             pass(&whole.boundary, x, ROWS, COLS, p, packed ? tokens : NULL);
             pass(&cut.boundary, x, 1 + round % 4, 1 + round % 7, p, packed ? tokens : NULL);
             colibri_watch_row a = row_of(&whole.boundary, p, 1), b = row_of(&cut.boundary, p, 1);
@@ -176,12 +176,7 @@ static bool same_tables(const table *a, const table *b)
 
 static colibri_session *watching(colibri_model *m, colibri_watch watch, int threads, int64_t max_tokens)
 {
-    const char *const capture[] = {"all"};
-    colibri_session_options o = {
-        .size = sizeof o, .capture = capture, .n_capture = 1, .max_tokens = max_tokens, .threads = threads, .watch = watch};
-    colibri_session *s;
-    colibri_message message;
-    CHECK_OK(colibri_session_create(m, &o, &s, &message), message);
+    colibri_session *s = tiny_session(m, &(tiny_options){{"all"}, threads, max_tokens, .watch = watch});
     CHECK(colibri_session_watches(s) == watch);
     return s;
 }

@@ -28,7 +28,8 @@ colibri_session *tiny_session(colibri_model *m, const tiny_options *o)
                                        .capture = o->capture,
                                        .threads = o->threads > 0 ? o->threads : 1,
                                        .max_tokens = o->max_tokens,
-                                       .gate_mode = o->gates};
+                                       .gate_mode = o->gates,
+                                       .watch = o->watch};
     while (options.n_capture < 4 && o->capture[options.n_capture] != NULL)
         options.n_capture++;
     CHECK_OK(colibri_session_create(m, &options, &s, &message), message);

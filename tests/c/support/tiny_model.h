@@ -10,6 +10,7 @@ typedef struct tiny_options {
     int threads;            /* 0: one */
     int64_t max_tokens;
     colibri_gate_mode gates;
+    colibri_watch watch;
 } tiny_options;
 
 colibri_model *tiny_open(tiny_checkpoint *t);                  /* writes the checkpoint and opens it */
