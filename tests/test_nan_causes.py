@@ -15,6 +15,7 @@ from checkpoints import DTYPES, expert_names, moe_prefix, random_tensors, small_
 import colibri_lab as lab
 from colibri_lab.nan import elementary
 from colibri_lab.nan.causes import explain
+from colibri_lab.nan.causes_attention import Heads
 from colibri_lab.nan.causes_rows import Add
 from colibri_lab.nan.causes_words import number
 from colibri_lab.nan.inner import Points, tap_of
@@ -353,6 +354,26 @@ def test_a_zero_row_without_epsilon_has_no_variance(tmp_path: Path) -> None:
     assert origin.cause == "variance: mean square 0 + eps 0 = 0: its root is 0 and 0 / 0 is NaN"
 
 
+@pytest.mark.parametrize(("family", "index"), [("qwen3_moe", (0, 0)), ("olmoe", (0, 0))])
+def test_a_key_of_zeros_without_epsilon_has_no_variance(tmp_path: Path, family: str, index: tuple[int, int]) -> None:
+    """The norms of q and k, by head and over the row."""
+    change = put(LAYER + "self_attn.k_proj.weight", ..., 0)
+    origin = Sick(tmp_path, family, change, rms_norm_eps=1e-50).origin("layers.1.attn.k")
+    assert (origin.kind, origin.point, origin.index) == ("variance", "layers.1.attn.k", index)
+
+
+@pytest.mark.parametrize(("angle", "grown", "words"), [
+    (np.inf, 1.0, "the rotary angle of pair 1 is +Inf"),
+    (1.5, np.inf, "cosine and sine of pair 1 are multiplied by +Inf"),
+])  # fmt: skip
+def test_a_rotation_by_constants_that_are_not_finite_is_a_bad_scale(angle: float, grown: float, words: str) -> None:
+    """The engine refuses such a configuration; another program's recording may come from one."""
+    made, angles = np.ones((1, 8), np.float32), np.asarray([[0.5, angle]], np.float32)
+    heads = Heads("layers.0.attn.q", "float32", made, 4, None, None, angles, grown)
+    reason = heads.why((0, 1, 3), np.nan)
+    assert reason is not None and (reason.kind, reason.words) == ("scale", words)
+
+
 def test_a_point_counts_under_the_first_tap_behind_it() -> None:
     taps = [tap_of(f"layers.2.{point}", [2]) for point in ("middle", "attn.scores", "attn.context", "moe.gates")]
     assert taps == ["layers.2.moe.input", "layers.2.attn.weights", "layers.2.attn.out", "layers.2.moe.gates"]
@@ -414,6 +435,7 @@ WATCHED = [  # point, counts, index as the table has it, kind, index of the orig
     ("attn.scores", {"n_inf": 5, "n_negative_inf": 5}, 2 * 5, "masked row", (2, 0)),
     ("attn.scores", {"n_nan": 5}, 1 * 5 + 3, "scale", (1, 3)),
     ("attn.scores", {"n_inf": 5, "n_negative_inf": 2}, 0, "scale", (0, 0)),
+    ("attn.scores", {"n_nan": 5, "n_signalling": 5}, 1 * 5 + 3, "uninitialised", (1, 3)),
     ("attn.context", {"n_nan": 8, "n_signalling": 8}, 8 + 1, "uninitialised", (1, 1)),
 ]  # fmt: skip
 
@@ -523,7 +545,7 @@ def test_an_emulated_run_breaks_where_its_format_ends(tmp_path: Path, format: st
     x = kept["input"][int(np.flatnonzero(kept["tokens"] == origin.token)[0])].astype(np.float64)
     exact = float(x @ sick.tensors[f"{LAYER}block_sparse_moe.experts.3.{names[1]}.weight"][origin.index])
     assert origin.operands[0].value == pytest.approx(exact, rel=1e-5)
-    assert origin.cause.startswith("overflow: up is ") and f"and {format} ends at " in origin.cause
+    assert origin.cause.startswith("overflow: up = ") and f"and {format} ends at " in origin.cause
 
 
 def test_bfloat16_ends_a_little_below_float32() -> None:

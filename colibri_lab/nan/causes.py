@@ -67,6 +67,9 @@ def _in_tap(
     """What is born in the recorded tap itself."""
     held = points.rows(path, birth.tokens)
     mask = birth.mask.reshape(held.shape)
+    if path.endswith(".attn.weights"):  # keys behind the last query are nobody's
+        n_keys = int(birth.tokens[-1]) + 1
+        held, mask = held[..., :n_keys], mask[..., :n_keys]
     try:
         operation = points.operation(path, birth.tokens)
         mask = mask & operation.ready()

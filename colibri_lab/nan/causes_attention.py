@@ -196,8 +196,8 @@ class Softmax(Operation):
         return np.where(visible, weights, np.float32(0))
 
     def ready(self) -> NDArray[np.bool_]:
-        """The scores of the head, seen keys only: the others are 0 here."""
-        return finite(self.scores, -1)
+        """The scores of the head, of the keys that are seen: the others are 0 here."""
+        return finite(self.scores, -1) & _visible(self.seen, self.scores.shape[-1])
 
     def cause(self, place: tuple[int, ...], came: float) -> Reason | None:
         """Nothing can break here."""

@@ -109,13 +109,13 @@ def _of_watched(seen: Any) -> Reason:
     value = float("nan") if n_nan else float("-inf") if n_down else float("inf")
     operand = (Operand("found", value),)
     counted = f"{n_nan:,} NaN and {n_inf:,} Inf in {point}"
+    if seen["n_signalling"]:
+        return Reason("uninitialised", f"{int(seen['n_signalling']):,} signalling NaN in {point}, which no arithmetic "
+                      "makes: memory that was never written", operand)  # fmt: skip
     if point.endswith(".attn.scores"):
         if n_inf == n_down and not n_nan:
             return Reason("masked row", "all scores of the query are −Inf: it sees no key at all", operand)
         return Reason("scale", f"{counted}, while q · k is finite: what they are multiplied with is not", operand)
-    if seen["n_signalling"]:
-        return Reason("uninitialised", f"{int(seen['n_signalling']):,} signalling NaN in {point}, which no arithmetic "
-                      "makes: memory that was never written", operand)  # fmt: skip
     return Reason("unknown", f"{counted}, while its definition gives finite numbers", operand)
 
 

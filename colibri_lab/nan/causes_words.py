@@ -78,7 +78,7 @@ def overflow(told: str, exact: float, dtype: str, *operands: Operand) -> Reason:
 def stored(told: str, value: float, dtype: str) -> Reason:
     """A value that float32 holds and the format it is stored in does not."""
     operands = Operand(told, value), largest(dtype)
-    return Reason("overflow", f"{told} is {number(value)}, and {ends_at(dtype)}", operands, value)
+    return Reason("overflow", f"{told} = {number(value)}, and {ends_at(dtype)}", operands, value)
 
 
 def break_reason(
