@@ -477,6 +477,8 @@ def test_float16_ends_where_float16_ends() -> None:
     act = np.float32(gate[3, 5]) / np.float32(1)  # 1 + e^−412 is 1
     assert origin.exact == float(act) * float(up[3, 5])
     assert origin.cause == f"overflow: {act} × {float(up[3, 5])} = {number(origin.exact)}, and float16 ends at 65,504"
+    assert [o.dtype for o in origin.operands[:3]] == ["float16"] * 3
+    assert origin.operands[1].pattern == int(up[3, 5:6].view(np.uint16)[0])
     assert origin.operands[-1].pattern == 0x7BFF and origin.operands[-1].name == "largest float16"
 
 
@@ -582,3 +584,17 @@ def test_sums_in_float16_break_at_a_partial_sum(tmp_path: Path) -> None:
         "inf − inf: partial sums 0 and 1 overflowed with opposite signs; the whole sum, 0, would have fitted"
     )
     assert [operand.value for operand in origin.operands] == [np.inf, -np.inf] and origin.exact == 0
+
+
+def test_weights_of_another_model_and_unknown_ids_are_asked_for() -> None:
+    """A recording whose model is not the one that was given explains nothing by it, and does not fail."""
+    _, trace = healthy()
+    other = lab.open(REFERENCE / "olmoe")
+    rows = planted(trace, "layers.1.attn.norm", (4, 1), np.inf) | planted(trace, "embed", (2, 1), np.nan)
+    wide = {p: np.repeat(r, 2, axis=-1) for p, r in (rows | {"layers.0.output": trace["layers.0.output"]}).items()}
+    source = Source(altered(trace, wide), other)
+    (origin,) = explain(birth(source, "layers.1.attn.norm"), source)
+    assert origin.kind == "unknown" and origin.needs[0].startswith("the weights of this run: layers.1.attn_norm has ")
+    nameless = Trace({"embed": rows["embed"]}, ids=[-1] * len(trace.ids), texts=[], meta=trace.meta)
+    (origin,) = explain(birth(Source(nameless, other), "embed"), Source(nameless, other))
+    assert origin.kind == "unknown" and origin.needs == ("the token ids",)

@@ -81,10 +81,12 @@ def _in_tap(
     where = np.nonzero(mask)
     broke = ~np.isfinite(operation.at(where)[1]) if len(where[0]) else np.zeros(0, bool)
     own = tuple(axis[broke] for axis in where)
-    rest_of = tuple(axis[~broke] for axis in where)
     groups = _groups(operation, own, held[own])
+    told = np.zeros(held.shape, bool)
+    for group in groups:
+        told[group.where] = True
     found = _origins(birth, source, operation, groups)
-    return found + not_computed(birth, source, points, operation, inner, rest_of, held, needs)
+    return found + not_computed(birth, source, points, operation, inner, np.nonzero(mask & ~told), held, needs)
 
 
 def _groups(operation: Operation, where: Where, came: Array) -> list[_Group]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from colibri_lab.nan.causes_base import Where
 from colibri_lab.nan.causes_words import Reason
+from colibri_lab.nan.elementary import rounded
 from colibri_lab.nan.inner import tap_of
-from colibri_lab.nan.result import Origin, WeightPlace
+from colibri_lab.nan.result import Operand, Origin, WeightPlace
 from colibri_lab.nan.source import Birth, Source
 
 __all__ = ["origin_of"]
@@ -35,9 +37,17 @@ def origin_of(
         value=came,
         dtype=source.format(point),
         exact=reason.exact if reason.exact is None or math.isfinite(reason.exact) else None,
-        operands=reason.operands,
+        operands=tuple(_as_stored(operand, source.dtype) for operand in reason.operands),
         weight=weight,
         tokens=tuple(int(token) for token in birth.tokens[np.unique(where[0])]),
         n_values=len(where[0]),
         needs=reason.needs,
     )
+
+
+def _as_stored(operand: Operand, dtype: str) -> Operand:
+    """With the bits of the run's format, when the whole run is in a narrow one and the number is one of its own."""
+    if dtype not in ("float16", "bfloat16") or operand.dtype != "float32" or operand.bits is not None:
+        return operand
+    value = np.asarray([operand.value], np.float64).astype(np.float32)
+    return replace(operand, dtype=dtype) if np.array_equal(rounded(value, dtype), value, equal_nan=True) else operand

@@ -178,8 +178,10 @@ class Points:
         match = _POINT.fullmatch(point)
         dtype = self.source.format(point)
         if point == "embed":
-            ids = np.asarray(self.source.trace.ids, np.int64)[tokens]
-            return Embed(point, dtype, ids, self.weight("embed"))
+            ids, table = np.asarray(self.source.trace.ids, np.int64)[tokens], self.weight("embed")
+            if ids.min() < 0 or ids.max() >= len(table.array):
+                raise Missing("the token ids")
+            return Embed(point, dtype, ids, table)
         if point == "norm":
             last = f"layers.{len(self.source.trace.layers) - 1}.output"
             return self._norm(point, "norm", self._need(last, tokens))
@@ -209,13 +211,21 @@ class Points:
         if not self.source.known_config:
             raise Missing("the configuration (eps): find(trace, model=path)")
         words = f"{point.rpartition('.')[2]} = weight · x / sqrt(mean of x² + eps)"
-        return Norm(point, words, self.source.format(point), x, self.weight(weight), self.source.settings.eps)
+        vector = self._fitting(weight, x)
+        return Norm(point, words, self.source.format(point), x, vector, self.source.settings.eps)
+
+    def _fitting(self, name: str, x: F32) -> Weight:
+        """A weight whose rows are as long as those of x."""
+        weight = self.weight(name)
+        if weight.array.shape[-1] != x.shape[-1]:
+            raise Missing(f"the weights of this run: {name} has rows of {weight.array.shape[-1]}, not {x.shape[-1]}")
+        return weight
 
     def _product(self, point: str, weight: str, x_name: str, x: F32) -> Product:
         words = f"{_SHORT.sub('', point)} = {x_name} · weight {weight}"
         bias = self._bias(weight)
         words += "" if bias is None else " + bias"
-        return Product(point, words, self.source.format(point), x, self.weight(weight), bias, x_name,
+        return Product(point, words, self.source.format(point), x, self._fitting(weight, x), bias, x_name,
                        self.source.accumulation(point))  # fmt: skip
 
     def _network(self, point: str, base: str, inner: str, part: str, x: Callable[[], F32], tokens: Ints) -> Operation:
