@@ -20,7 +20,7 @@ from colibri_lab.trace import Trace
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
 from colibri_lab.widgets._wire import pack
-from colibri_lab.widgets._work import IDLE, Working
+from colibri_lab.widgets._work import IDLE, Work, Working
 from colibri_lab.widgets.html import view_page, write_page
 from colibri_lab.widgets.nan_data import NanData, cure_facts
 from colibri_lab.widgets.nan_offers import offers
@@ -146,10 +146,24 @@ class NanTracer(Working, anywidget.AnyWidget):
                     options = {"model": self._model, "progress": work.hear, **offer.options}
                     done = nan.cure(found, offer.row.kind, origin=number, **options)
                     self._cures[number, name] = done
+                    if offer.row.kind == "precision" and done.gone and self._data is not None:
+                        self._replay(found.trace, work)
             finally:
                 self._running = None
                 self._send_cures()
         return done
+
+    def _replay(self, trace: Trace, work: Work) -> None:
+        """The sizes of an emulated run in plain float32: what the layers behind the origin would have held."""
+        data = self._shown
+        if data.replayed is not None or not trace.meta.get("emulation"):
+            return
+        model, count = self._model or trace.model, len(trace.ids)
+        session = model.session(capture="all", max_tokens=count, gate_mode=trace.meta.get("gate_mode"))
+        session.feed(trace.ids, progress=work.hear)
+        data.replay_with(nan.scan(session))
+        if self.comm is not None:
+            self._send_replayed()
 
     # ---- messages ----
 
@@ -170,6 +184,7 @@ class NanTracer(Working, anywidget.AnyWidget):
             self._send_cures()
             self._send_origin()
             self._send_cell()
+            self._send_replayed()
         elif kind == "cure":
             self.cure(str(request["name"]))
         elif kind == "stop":
@@ -208,6 +223,17 @@ class NanTracer(Working, anywidget.AnyWidget):
         specs, buffers = pack(self._shown.overview())
         return {"kind": "head", "facts": {**self._shown.facts(), "recipe": _RECIPE}, "arrays": specs}, buffers
 
+    def _send_replayed(self) -> None:
+        for message in self._replayed():
+            self._post(message)
+
+    def _replayed(self) -> list[Message]:
+        sizes = self._shown.replayed
+        if sizes is None:
+            return []
+        specs, buffers = pack({"absmax": sizes})
+        return [({"kind": "replayed", "arrays": specs}, buffers)]
+
     # ---- without a kernel ----
 
     def to_html(self, path: str | PathLike[str]) -> Path:
@@ -222,6 +248,7 @@ class NanTracer(Working, anywidget.AnyWidget):
         numbers = dict.fromkeys([self.chosen, *range(len(data.origins))][:_PAGE_ORIGINS]) if data.origins else ()
         messages += [({"kind": "origin", **data.origin(number)}, []) for number in numbers]
         messages.append(({"kind": "cell", "cell": data.cell(where["path"], where["token"], where["expert"])}, []))
+        messages += self._replayed()
         state = {"selection": where, "chosen": self.chosen, "_status": IDLE, "_in_cell": False}
         return view_page("nan", f"NaN Tracer: {data.title()}", state, messages)
 
@@ -265,9 +292,11 @@ def _searched(x: Any, model: Any, progress: Any) -> NanData:
         raise ArgumentError(
             f"NanTracer takes a session, a trace, its path or what was found, not {type(x).__name__}{hint}"
         )
+    trace = x if isinstance(x, Trace) else x.trace()
+    if not trace.ids:
+        return NanData.clean(trace)
     found = nan.find(x, model=model, progress=progress)
     if found is not None:
         return NanData.of(found)
-    trace = x if isinstance(x, Trace) else x.trace()
     table: np.ndarray[Any, Any] = nan.scan(trace)
     return NanData.clean(trace, table, Source(trace).dtype)

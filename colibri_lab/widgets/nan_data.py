@@ -39,6 +39,8 @@ class NanData:
 
     def __init__(self, found: Found | None, trace: Trace | None, table: Array, dtype: str = "float32") -> None:
         self.found, self.trace, self.table, self.dtype = found, trace, table, dtype
+        self.replayed: Array | None = None
+        """Largest magnitudes of the taps in a run of the same tokens in float32; NaN where that has no such tap."""
         self.paths = [str(path) for path in table["path"]]
         self._at = {path: i for i, path in enumerate(self.paths)}
 
@@ -147,7 +149,8 @@ class NanData:
         """What was found, small enough for JSON."""
         found, trace = self.found, self.trace
         return {
-            "title": self.title(), "clean": found is None, "dtype": self.dtype, "tokens": self.tokens,
+            "title": self.title(), "clean": found is None, "empty": trace is not None and not trace.ids,
+            "dtype": self.dtype, "tokens": self.tokens,
             "ids": [] if trace is None else trace.ids, "texts": [] if trace is None else trace.texts,
             "experts": 0 if trace is None else trace.num_experts,
             "paths": self.paths, "names": [tap_name(path) for path in self.paths],
@@ -217,6 +220,12 @@ class NanData:
             "state": np.array([codes[str(state)] for state in table["state"]], np.uint8),
             "layer": table["layer"].astype(np.int32),
         }  # fmt: skip
+
+    def replay_with(self, table: Array) -> None:
+        """Takes the sizes of the same run in float32, of `scan`."""
+        sizes = dict(zip((str(path) for path in table["path"]), table["absmax"], strict=True))
+        with np.errstate(over="ignore"):
+            self.replayed = np.array([sizes.get(path, np.nan) for path in self.paths], np.float32)
 
     def origin(self, number: int) -> dict[str, Any]:
         """The way of one origin as boxes and arrows."""

@@ -104,6 +104,16 @@ def test_the_way_has_three_columns_from_the_origin_to_the_logits() -> None:
     ]  # fmt: skip
 
 
+def test_the_sizes_of_a_replay_go_to_the_rows_of_the_map() -> None:
+    """By tap; NaN where the other run recorded none."""
+    found = overflow()
+    data = NanData.of(found)
+    again = table(born=None, sizes=[*range(100, 106)])
+    data.replay_with(again[1:])
+    at = data.paths.index("layers.4.moe.experts.*.hidden")
+    assert data.replayed[at] == 104 and np.isnan(data.replayed[0]) and len(data.replayed) == len(found.map)
+
+
 def test_each_origin_has_a_way_of_its_own() -> None:
     """Steps that come from another origin are not its steps."""
     way = tree(overflow(WEIGHT), 1)

@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from founds import CURED, EXPERT, LAYER, OVERFLOW, TOKEN, UNKNOWN, WEIGHT, many, overflow, run, table
 
@@ -66,6 +67,35 @@ def test_a_clean_run_is_shown_as_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="nothing needs a cure"):
         view.cure("ablate")
     assert repr(lab.NanTracer(None)) == "<NanTracer of a clean run: clean>"
+
+
+def test_a_session_that_has_not_run_says_what_to_do() -> None:
+    view = lab.NanTracer(lab.open().session())
+    messages = sent(view)
+    view.handle({"kind": "ready"})
+    assert messages[0]["facts"]["empty"] and messages[0]["facts"]["closest"] is None
+    assert "nothing is NaN or Inf" in view._repr_mimebundle_()["text/plain"]
+
+
+def test_an_overflow_of_a_real_run_is_cured_and_replayed(tmp_path: Path) -> None:
+    """Emulated float16: precision removes it, and the layers behind it have their float32 sizes then."""
+    model = lab.open()
+    names = {name: np.array(model.weights[f"layers.2.moe.experts.3.{name}"]) for name in ("gate", "up")}
+    large = {
+        f"layers.2.moe.experts.3.{name}": (w.astype(np.float32) * 200).astype(w.dtype) for name, w in names.items()
+    }
+    session = model.with_weights(large).session(capture="all", emulate="float16")
+    session.feed("The engine counts its gates.")
+    view = lab.NanTracer(session)
+    assert view.found.origin.kind == "overflow" and view.found.origin.expert == 3
+    assert view.cure("precision").gone in (True, False)
+    assert view.cure("whole model").gone
+    plain = model.with_weights(large).session(capture="all")
+    plain.feed("The engine counts its gates.")
+    expected = {str(row["path"]): row["absmax"] for row in lab.nan.scan(plain)}
+    last = view._shown.paths.index("layers.5.output")
+    assert view._shown.replayed[last] == np.float32(expected["layers.5.output"])
+    assert view.to_html(tmp_path / "real.html").exists()
 
 
 def test_a_path_is_loaded_and_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

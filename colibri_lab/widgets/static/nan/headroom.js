@@ -21,8 +21,10 @@ function points(view, kind, format) {
   return store.layers.map((layer) => store.row(store.path(kind, layer))).filter(Boolean).map((row) => {
     const born = origin && shared(origin.path) === row.path;
     const exact = born ? Math.abs(number(origin.exact) ?? NaN) : NaN;
-    const bits = Number.isFinite(exact) ? Math.log2(store.facts.formats[format] / exact) : store.bits(row, format);
-    return { layer: row.layer, bits, born, odd: row.state === "passed" || (row.state === "origin" && !born) };
+    const odd = row.state === "passed" || (row.state === "origin" && !born);
+    const again = odd ? store.replayedBits(row, format) : NaN;
+    const bits = Number.isFinite(exact) ? Math.log2(store.facts.formats[format] / exact) : Number.isFinite(again) ? again : store.bits(row, format);
+    return { layer: row.layer, bits, odd };
   });
 }
 
@@ -53,7 +55,7 @@ function ground(y, end, high, right) {
   return `${s}${band(2, 0, "warn")}${band(0, LOW, "bad")}${word(1, "under 2 bits: warned", "warn")}${word(-1, "overflow", "bad")}<path d="M${LEFT} ${y(0)}H${end}" stroke="var(--bad)" stroke-width="1.5"/>`;
 }
 
-// Solid up to the origin, dotted behind it: there only what stayed finite is counted.
+// Solid up to the origin, dotted behind it: there it is what stayed finite, or the run again in float32.
 function line(curve, x, y) {
   const drawn = (odd) => {
     let s = "";
@@ -111,7 +113,7 @@ export function headroomWords(view) {
   if (!row || row.layer < 0) return "";
   const kind = kindOf(path);
   const curve = points(view, kind, store.facts.format);
-  const odd = curve.some(({ odd: behind }) => behind) ? " Open dots: behind the origin, of what stayed finite." : "";
+  const odd = curve.some(({ odd: behind }) => behind) ? ` Open dots: behind the origin, ${store.replayed ? "replayed in float32" : "of what stayed finite"}.` : "";
   const off = Object.keys(store.facts.formats).filter((format) => format !== store.facts.format);
   const rooms = off.map((format) => [format, Math.min(...points(view, kind, format).map(({ bits }) => bits).filter(Number.isFinite))]).filter(([, bits]) => bits > HIGH[1] && Number.isFinite(bits));
   const corner = rooms.length ? ` Corner: ${rooms.map(([format]) => format).join(" and ")} ${rooms.length > 1 ? "have" : "has"} ${Math.floor(Math.min(...rooms.map(([, bits]) => bits)))} bits or more, off this scale.` : "";

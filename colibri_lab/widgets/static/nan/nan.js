@@ -50,6 +50,7 @@ class NanView extends BaseView {
       store.ways.set(content.number, content);
       if (content.number === view.chosen) this.atBox();
     } else if (content.kind === "cell") store.addCell(content.cell);
+    else if (content.kind === "replayed") store.replayed = unpack(content.arrays, buffers).absmax;
     else if (content.kind === "cures") {
       store.cures = content.rows;
       view.running = content.running;

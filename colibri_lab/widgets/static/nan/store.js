@@ -28,6 +28,7 @@ export class Store {
     this.ways = new Map();
     this.cells = new Map();
     this.cures = [];
+    this.replayed = null; // largest magnitudes of the same run in float32, by row
   }
 
   path(kind, layer) {
@@ -55,6 +56,12 @@ export class Store {
   bits(row, format) {
     const largest = this.facts.formats[format];
     return row && row.absmax > 0 ? Math.log2(largest / row.absmax) : NaN;
+  }
+
+  // The same for the run in float32, when there is one.
+  replayedBits(row, format) {
+    const absmax = this.replayed?.[this.at.get(row.path)];
+    return absmax > 0 ? Math.log2(this.facts.formats[format] / absmax) : NaN;
   }
 
   cell(path, token, expert) {

@@ -58,8 +58,9 @@ export function sentence(view) {
   return `<span class="badge bad">${escape(origin.kind.toUpperCase())}</span> ${why}${damage}${said}${needs}${foretold(store, origin)}`;
 }
 
-function cleanSentence({ closest, format, dtype }) {
+function cleanSentence({ empty, closest, format, dtype }) {
   const badge = '<span class="badge ok">✓ CLEAN</span>';
+  if (empty) return 'Nothing has run yet. Feed the session, then trace it: <code class="code">session.feed("…"); view = lab.NanTracer(session)</code>';
   if (!closest) return `${badge} Clean: nothing is NaN or Inf. <span class="sub">The view has no map of this run; give it the session or the trace.</span>`;
   const bits = number(closest.bits);
   const place = `<b>${closest.layer === null ? "" : `layer ${closest.layer}, `}${escape(closest.name)}, ${bitsText(bits)} ${bitWord(bits)}</b> in ${format}`;
