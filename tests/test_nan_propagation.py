@@ -246,6 +246,15 @@ def test_an_infinite_key_that_only_lost_its_weight_is_said_to_be_swallowed() -> 
     assert found.cache == ((0, (2,)),)
 
 
+def test_what_is_born_between_two_taps_and_swallowed_there_has_a_sentence_and_no_steps() -> None:
+    session = fed(lab.open(REFERENCE / "mixtral"), range(5), ["all", "layers.*.attn.weights"])
+    start = Origin("layers.1.attn.weights", 1, "attention", 3, (0, 1), "overflow", "", point="layers.1.attn.scores",
+                   value=-np.inf, tokens=(3,))  # fmt: skip
+    found = way(session, start)
+    assert (found.steps, found.ruined, found.clean) == ((), (), tuple(range(5)))
+    assert found.swallowed == ("layers.1.attn.scores, token 3: −Inf was born, layers.1.attn.weights is finite",)
+
+
 MODELS = ("mixtral", "mixtral_swa", "qwen3_moe", "olmoe", "qwen2_moe_step")
 TAPS = (
     "attn.norm", "attn.q", "attn.k", "attn.v", "attn.out", "attn.weights", "moe.input", "moe.router_logits",

@@ -36,6 +36,7 @@ def propagate(source: Source, origins: Sequence[Origin]) -> Propagation:
     """
     way = _Way(source, origins)
     if origins:
+        way.note_born_and_swallowed()
         way.walk()
     last = way.last_recorded()
     bad = way.taps.bad(last) if last else np.zeros(len(source.trace.ids), np.bool_)
@@ -246,6 +247,14 @@ class _Way:
         if not (self.source.has(here) and self.source.has(stream(layer))):
             return None
         return self.taps.bad(here) & ~self.taps.bad(stream(layer))
+
+    def note_born_and_swallowed(self) -> None:
+        """Origins at points between two taps whose tap is finite again."""
+        for origin in self.origins:
+            tokens = np.array(sorted(origin.tokens or (origin.token,)))
+            if self.source.has(origin.path) and not self.taps.bad(origin.path)[tokens].any():
+                place = f"{origin.point or origin.path}, {rows_text(tokens, 'token')}"
+                self.swallowed.append(f"{place}: {value_text(origin.value)} was born, {origin.path} is finite")
 
     def _note_swallowed(self, path: str, roads: list[Edge]) -> None:
         bad = self.taps.bad(path)

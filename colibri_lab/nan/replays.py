@@ -90,7 +90,10 @@ def _options(trace: Trace, change: Change) -> dict[str, Any]:
     if 4 * len(trace.layers) * int(config["num_attention_heads"]) * n * n <= _WEIGHTS:
         capture.append("layers.*.attn.weights")
     mode = trace.meta.get("gate_mode")
-    options = {"capture": capture, "max_tokens": n, "gate_mode": mode if mode != config["gate_rule"] else None}
+    options = {
+        "capture": capture, "max_tokens": n, "gate_mode": mode if mode != config["gate_rule"] else None,
+        "watch": "watch",  # what lies between the taps counts too
+    }  # fmt: skip
     return options if change.emulation is None else {**options, "emulate": change.emulation}
 
 
