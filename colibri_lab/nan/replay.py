@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from colibri_lab.errors import CapacityError, OutOfMemoryError
 from colibri_lab.nan.source import Source
 from colibri_lab.progress import Progress, shown
+from colibri_lab.trace import Trace
 
-__all__ = ["is_complete", "obstacle", "replay"]
+__all__ = ["emulation_of", "is_complete", "obstacle", "replay", "watched"]
 
 _CHUNK = 512  # tokens of a pass of the replay: bounds scratch memory; the bytes are the same
 _WEIGHTS = 1 << 26  # bytes of attention weights that are captured as well
@@ -30,24 +36,56 @@ def obstacle(source: Source) -> str:
     return ""
 
 
-def replay(source: Source, progress: Progress) -> Source:
-    """The same tokens in a session with all captured, attention weights too where they are small.
+def emulation_of(trace: Trace) -> Any:
+    """The lab.Emulation under which a trace was made; None for plain float32."""
+    import colibri_lab as lab  # whoever replays has a model, hence the engine
 
-    Raises OutOfMemoryError or CapacityError when that does not fit.
+    said = trace.meta.get("emulation")
+    said = json.loads(said) if isinstance(said, str) else said
+    return lab.Emulation.from_record(said) if isinstance(said, Mapping) else None
+
+
+def replay(source: Source, progress: Progress) -> Source:
+    """The same tokens in a session that watches and captures all, attention weights too where they are small.
+
+    What does not fit ends at the first token that has a value that is not finite. Raises OutOfMemoryError or
+    CapacityError when that does not fit either.
     """
-    trace, model = source.trace, source.model
-    n, layers = len(trace.ids), len(trace.layers)
+    n, layers = len(source.trace.ids), len(source.trace.layers)
     capture = ["all"]
-    if 4 * layers * int(model.config["num_attention_heads"]) * n * n <= _WEIGHTS:
+    if 4 * layers * int(source.model.config["num_attention_heads"]) * n * n <= _WEIGHTS:
         capture.append("layers.*.attn.weights")
-    session = model.session(capture, max_tokens=n, gate_mode=trace.meta.get("gate_mode"))
-    with shown(progress, n, "tokens", "replay") as report:
-        for start in range(0, n, _CHUNK):
-            part = trace.ids[start : start + _CHUNK]
+    try:
+        session = _session(source, capture, n)
+    except (OutOfMemoryError, CapacityError):
+        tokens = watched(source, progress).table["token"]
+        n = int(tokens[tokens >= 0].min(initial=n - 1)) + 1
+        session = _session(source, ["all"], n)
+    _feed(session, source.trace.ids[:n], progress, "replay")
+    return Source(session.trace(), source.model, session.watch)
+
+
+def watched(source: Source, progress: Progress) -> Any:
+    """The watch table of the same tokens: whether anything was not finite, at next to no memory."""
+    session = _session(source, ["logits"], len(source.trace.ids))
+    _feed(session, source.trace.ids, progress, "watch")
+    return session.watch
+
+
+def _session(source: Source, capture: list[str], n: int) -> Any:
+    trace = source.trace
+    return source.model.session(
+        capture, max_tokens=n, gate_mode=trace.meta.get("gate_mode"), watch="watch", emulate=emulation_of(trace)
+    )
+
+
+def _feed(session: Any, ids: list[int], progress: Progress, label: str) -> None:
+    with shown(progress, len(ids), "tokens", label) as report:
+        for start in range(0, len(ids), _CHUNK):
+            part = ids[start : start + _CHUNK]
 
             def done(share: float, start: int = start, size: int = len(part)) -> None:
                 if report is not None:
-                    report((start + share * size) / n)
+                    report((start + share * size) / len(ids))
 
             session.feed(part, progress=done)
-    return Source(session.trace(), model)

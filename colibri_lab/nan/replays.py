@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.nan.replay import emulation_of
 from colibri_lab.nan.result import Found
 from colibri_lab.nan.search import find
 from colibri_lab.nan.source import Source
@@ -41,15 +41,6 @@ class Rerun:
 
     trace: Trace
     found: Found | None
-
-
-def emulation_of(trace: Trace) -> Any:
-    """The lab.Emulation under which a trace was made; None for plain float32."""
-    import colibri_lab as lab  # whoever replays has a model, hence the engine
-
-    said = trace.meta.get("emulation")
-    said = json.loads(said) if isinstance(said, str) else said
-    return lab.Emulation.from_record(said) if isinstance(said, Mapping) else None
 
 
 def run(trace: Trace, change: Change, report: Report) -> Rerun:

@@ -16,9 +16,10 @@ from colibri_lab.nan.births import births
 from colibri_lab.nan.causes import explain
 from colibri_lab.nan.census import census, first_rows, taps_of
 from colibri_lab.nan.propagation import propagate
-from colibri_lab.nan.replay import is_complete, obstacle, replay
+from colibri_lab.nan.replay import is_complete, obstacle, replay, watched
 from colibri_lab.nan.result import Found, Origin
 from colibri_lab.nan.source import Birth, Source
+from colibri_lab.nan.watched import swallowed
 from colibri_lab.progress import Progress, shown
 from colibri_lab.trace import HasTrace, Trace
 
@@ -58,12 +59,16 @@ def find(
     model = _model(model)
     if trace.model is None:
         trace.model = model
-    source = Source(trace, model, getattr(x, "watch", None))
+    watch = getattr(x, "watch", None)
+    source = Source(trace, model, watch if getattr(watch, "mode", "off") != "off" else None)
     source, first, notes = _seen(source, progress)
-    if not first:
+    inside = list(swallowed(source))
+    if not (first or inside):
         return None
     with shown(progress, len(source.trace.layers) + 1, "layers", "NaN origins") as report:
-        origins = _origins(births(source, first, report), source)
+        origins = _origins((*births(source, first, report), *inside), source)
+    if not origins:
+        return None
     return Found(
         trace=source.trace,
         origins=origins,
@@ -117,13 +122,16 @@ def _seen(source: Source, progress: Progress) -> tuple[Source, dict[str, int], t
         if why:
             note = f"The run {captured} and cannot be replayed: {why}. Between two recorded taps all is one operation."
             return source, first, (note,)
+        if not first and watched(source, progress).first is None:
+            return source, first, ()
         try:
             again = replay(source, progress)
         except (OutOfMemoryError, CapacityError) as error:
             return source, first, (f"The run {captured}; a replay with all taps does not fit: {error}.",)
         found = _first(again, progress)
+        part = f", up to token {len(again.trace.ids) - 1}" if len(again.trace.ids) < len(source.trace.ids) else ""
         if found or not first:
-            return again, found, (f"The run {captured}: it was replayed in a session of its own with all taps.",)
+            return again, found, (f"The run {captured}: it was replayed in a session of its own with all taps{part}.",)
         note = "A replay of the run was finite: what is not finite here did not come from the model's arithmetic."
         return source, first, (note,)
     return source, first, ()
