@@ -6,10 +6,10 @@ Exit codes as of diff(1): 0 the runs agree (identical, or ties alone), 1 they di
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colibri_lab._cli_input import bar, ids_of, is_checkpoint
 from colibri_lab._files import must_exist, whole_file
 from colibri_lab.errors import ArgumentError
 
@@ -36,7 +36,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     text = command.add_mutually_exclusive_group()
     text.add_argument("--text", help="what checkpoints are run on")
-    text.add_argument("--ids", help="the same as token ids: 1,2,3", type=_ids)
+    text.add_argument("--ids", help="the same as token ids: 1,2,3", type=ids_of)
     command.add_argument("--capture", default="all", help='what checkpoints are recorded with (default: "all")')
     command.add_argument(
         "--tolerance", type=float, help="share of a tap's largest value (default: from the number type and the depth)"
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         must_exist(Path(options.model))  # before it is needed: most comparisons never try a fault
     a, b = _two(options) if options.reference is None else _beside_transformers(options)
     tolerance = lab.tolerance(*options.noise) if options.noise is not None else options.tolerance
-    found = lab.diff(a, b, tolerance=tolerance, model=options.model, progress=_progress())
+    found = lab.diff(a, b, tolerance=tolerance, model=options.model, progress=bar())
     print(found.report(), end="")
     if options.json is not None:
         with whole_file(options.json, "the comparison") as file:
@@ -77,10 +77,10 @@ def _beside_transformers(options: argparse.Namespace) -> tuple[Trace, Session]:
     """A: transformers, B: this engine, on the same ids."""
     import colibri_lab as lab
 
-    if not _is_checkpoint(options.a):
+    if not is_checkpoint(options.a):
         raise ArgumentError(f"--reference runs a checkpoint with transformers; {options.a} is none")
     ours = _run(options.a, _input(options), options.capture)
-    reference = lab.record.transformers(options.a, ours.ids, capture=options.capture, progress=_progress())
+    reference = lab.record.transformers(options.a, ours.ids, capture=options.capture, progress=bar())
     if not isinstance(reference, lab.Trace):
         raise ArgumentError("one text at a time")
     return reference, ours
@@ -91,7 +91,7 @@ def _two(options: argparse.Namespace) -> tuple[Trace | Session, Trace | Session]
     import colibri_lab as lab
 
     paths = (options.a, options.b)
-    traces = [None if _is_checkpoint(path) else lab.load_trace(path, progress=_progress()) for path in paths]
+    traces = [None if is_checkpoint(path) else lab.load_trace(path, progress=bar()) for path in paths]
     if None not in traces and _input(options) is not None:
         raise ArgumentError("both are traces, which hold what they were run on: --text and --ids are for checkpoints")
     ids = next((trace.ids for trace in traces if trace is not None), None)
@@ -100,11 +100,6 @@ def _two(options: argparse.Namespace) -> tuple[Trace | Session, Trace | Session]
         run_on = ids if _input(options) is None else _input(options)
         sides.append(_run(path, run_on, options.capture) if trace is None else trace)
     return sides[0], sides[1]
-
-
-def _progress() -> bool | None:
-    """Bars are for a terminal; in a log they would run into the lines."""
-    return None if sys.stderr.isatty() else False
 
 
 def _input(options: argparse.Namespace) -> str | list[int] | None:
@@ -120,25 +115,5 @@ def _run(path: str, x: str | list[int] | None, capture: str) -> Session:
     if isinstance(x, str) and model.tokenizer is not None:
         x = model.tokenizer.encode(x)
     session = model.session(capture=capture, max_tokens=max(1, len(x)))
-    session.feed(x, progress=_progress())
+    session.feed(x, progress=bar())
     return session
-
-
-def _is_checkpoint(path: str) -> bool:
-    """Whether a path is a model to run rather than a trace to read."""
-    from colibri_lab.trace_file import is_trace
-
-    file = Path(path)
-    if file.is_dir():
-        return (file / "config.json").exists()
-    beside = file.with_name("config.json").exists() and file.name.endswith((".safetensors", ".index.json"))
-    return beside and not is_trace(path)
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"ids are whole numbers with commas between them, not '{text:.40}'") from None
-
-

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from colibri_lab.difference.pair import trace_from
 from colibri_lab.difference.taps import Tap, parse
 from colibri_lab.errors import ArgumentError
+from colibri_lab.nan.causes_words import number
 from colibri_lab.nan.forecast import Forecast, foretell
 from colibri_lab.nan.replay import is_complete, obstacle, replay
 from colibri_lab.nan.source import Source
-from colibri_lab.nan.words import bits_left, number, place, shown, stage_of, tap_kind
+from colibri_lab.nan.words import bits_left, place, shown, stage_of, tap_kind
 from colibri_lab.numerics import Format, format_of, headroom_bits
 from colibri_lab.progress import Progress
 from colibri_lab.trace import HasTrace, Trace
@@ -75,7 +76,7 @@ class Margin:
         """Tap, layer, format and bits, and where the largest magnitude stands."""
         where = "" if self.token is None else f" at token {self.token}{' ' * bool(self.text)}{shown(self.text)}"
         expert = "" if self.expert is None else f", expert {self.expert}"
-        size = f"{number(self.absmax)}{where}{expert}"
+        size = f"{number(np.float32(self.absmax))}{where}{expert}"
         end = number(format_of(self.format).largest)
         name = place(self.path)
         name = name[0].upper() + name[1:]

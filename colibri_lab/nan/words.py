@@ -7,7 +7,7 @@ import re
 
 from colibri_lab.difference.taps import parse
 
-__all__ = ["bits_left", "number", "place", "shown", "stage_of", "tap_kind", "tap_words"]
+__all__ = ["bits_left", "place", "shown", "stage_of", "tap_kind", "tap_words"]
 
 _WORDS = {
     "embed": "embedding", "attn.norm": "attention norm", "attn.q": "attention q", "attn.k": "attention k",
@@ -68,19 +68,6 @@ def bits_left(bits: float) -> str:
         return "all bits" if bits > 0 else "no bits"
     text = f"{bits:.1f}".replace("-", "−")
     return f"{text} bit{'' if 0 < bits < 1.05 else 's'}"
-
-
-def number(value: float) -> str:
-    """A number as a reader wants it: 412.25, 74,875, 3.4e+38, NaN, +Inf, −Inf."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "−Inf"
-    size = abs(value)
-    if size != 0 and not 1e-4 <= size < 1e9:
-        return f"{value:.4g}".replace("-", "−")
-    text = f"{value:,.0f}" if size >= 1000 else f"{value:,.6g}"
-    return text.replace("-", "−")
 
 
 def shown(text: str) -> str:

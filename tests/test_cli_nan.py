@@ -1,0 +1,114 @@
+"""`colibri-lab nan`: exit codes for a script, a report for a reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import read_checkpoint, write_checkpoint
+
+import colibri_lab as lab
+from colibri_lab import _cli
+from colibri_lab.testing import tiny_model
+
+IDS = "3,1,4,1,5"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A clean model, one with an Inf in an expert that is used, one with NaN in an expert that is never used."""
+    base = tmp_path_factory.mktemp("nan")
+    clean = tiny_model(base / "clean")
+    config, tensors = read_checkpoint(clean)
+    session = lab.open(clean).session(capture="routing", max_tokens=8)
+    session.feed([3])
+    used = set(session.tape["layers.1.moe.expert_ids"].ravel().tolist())
+    made = {"clean": clean}
+    for name, expert, value in (("broken", min(used), np.inf), ("idle", min(set(range(4)) - used), np.nan)):
+        planted = {key: array.copy() for key, array in tensors.items()}
+        planted[f"model.layers.1.block_sparse_moe.experts.{expert}.w1.weight"][3, 2] = value
+        made[name] = write_checkpoint(base / name, config, planted)
+    return made
+
+
+def run(*arguments: object) -> int:
+    return _cli.main(["nan", *map(str, arguments)])
+
+
+def test_a_clean_run_exits_with_0_and_says_what_comes_closest(folders, capsys) -> None:
+    assert run(folders["clean"], "--ids", IDS) == 0
+    said = capsys.readouterr().out
+    session = lab.open(folders["clean"]).session(capture="all", max_tokens=5)
+    session.feed([3, 1, 4, 1, 5])
+    assert said == f"Clean. Closest to overflow: {lab.nan.headroom(session).closest('float16')}.\n"
+
+
+def test_the_bundled_model_is_the_default(capsys) -> None:
+    assert run("--text", "The Queen") == 0
+    assert capsys.readouterr().out.startswith("Clean. Closest to overflow: layer ")
+
+
+def test_B4_a_bad_weight_that_is_used_exits_with_1_and_is_named(folders, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out.json"
+    assert run(folders["broken"], "--ids", "3", "--weights", "--json", out) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("WEIGHT VALUE: layers.1.moe.experts.") and ".gate[3, 2] is +Inf" in said
+    assert "Weights that hold NaN or Inf\n" in said and "lab.nan.cures(found)" in said
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["clean"] is False and found["origins"][0]["kind"] == "weight value"
+    assert found["origins"][0]["layer"] == 1 and found["weights"][0]["inf"] == 1
+
+
+def test_B3_a_bad_weight_that_no_token_met_is_told_in_the_clean_case(folders, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out.json"
+    assert run(folders["idle"], "--ids", "3", "--json", out) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Clean. Closest to overflow: ") and "was never used" in said
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["clean"] is True and found["weights"][0]["tokens"] == 0 and found["closest"]["format"] == "float16"
+
+
+def test_cures_are_tried_on_demand(folders, capsys) -> None:
+    assert run(folders["broken"], "--ids", "3", "--cures") == 1
+    said = capsys.readouterr().out
+    assert "\nCures\n" in said and "✓ Switch off expert" in said and "✓ Replace layers.1.moe.experts." in said
+
+
+def test_a_run_can_be_in_another_format(folders, capsys) -> None:
+    assert run(folders["clean"], "--ids", IDS, "--emulate", "bfloat16") == 0
+    assert capsys.readouterr().out.endswith("in bfloat16.\n")
+
+
+def test_a_trace_file_is_searched(folders, tmp_path: Path, capsys) -> None:
+    session = lab.open(folders["broken"]).session(capture="all", max_tokens=5)
+    session.feed([3, 1])
+    session.trace().save(tmp_path / "run.safetensors")
+    assert run(tmp_path / "run.safetensors") == 1
+    assert "layer 1, expert " in capsys.readouterr().out
+
+
+def test_the_view_is_written_as_one_file(folders, tmp_path: Path, capsys) -> None:
+    for name, code in (("broken", 1), ("clean", 0)):
+        assert run(folders[name], "--ids", "3", "--html", tmp_path / f"{name}.html") == code
+        assert "<html" in (tmp_path / f"{name}.html").read_text(encoding="utf-8").lower()
+
+
+def test_trouble_exits_with_2_and_one_sentence(folders, tmp_path: Path, capsys) -> None:
+    """Never a traceback, and never 1, which means that NaN or Inf were found."""
+    session = lab.open(folders["clean"]).session(capture="all", max_tokens=5)
+    session.feed([3])
+    trace = tmp_path / "run.safetensors"
+    session.trace().save(trace)
+    for arguments, words in [
+        ([folders["clean"]], "--text or --ids"),
+        (["no-such-file"], "no-such-file"),
+        ([trace, "--ids", "3"], "is a trace"),
+        ([trace, "--emulate", "float16"], "is a trace"),
+        ([trace, "--weights"], "has no weights"),
+        ([folders["clean"], "--ids", "3", "--emulate", "float17"], "float17"),
+    ]:
+        assert run(*arguments) == 2, arguments
+        said = capsys.readouterr()
+        assert said.err.startswith("colibri-lab: ") and words in said.err and said.out == ""
