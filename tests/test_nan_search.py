@@ -10,6 +10,7 @@ from typing import Any
 import format_goldens as goldens
 import numpy as np
 import pytest
+from checkpoints import random_tensors, small_config, write_checkpoint
 from planted_runs import Plant, Run, places
 from safetensors.numpy import load_file, save_file
 
@@ -342,3 +343,55 @@ def test_weights_are_read_when_an_expert_is_first_used(tmp_path: Path, monkeypat
     assert len(read) == len(set(read))
     with pytest.raises(lab.ArgumentError, match="pass the session"):
         lab.nan.weights(model, used=True)
+
+
+# ---- what only a watch table knows ----
+
+
+def test_an_infinity_that_a_sigmoid_swallows_is_an_origin_of_its_own(tmp_path: Path) -> None:
+    """The gate of the shared expert overflows and comes out as 0 or 1: only the watch table of a run tells."""
+    config = small_config("qwen2_moe")
+    tensors = random_tensors(config, 3)
+    tensors["model.layers.1.mlp.shared_expert_gate.weight"][0, 5] = 3.3e38
+    tensors["model.layers.1.post_attention_layernorm.weight"][5] = 8
+    session = lab.open(write_checkpoint(tmp_path / "m", config, tensors)).session(capture="all", watch="watch")
+    session.feed(IDS)
+    gate = session.tape["layers.1.moe.shared.gate"]
+    assert np.isfinite(gate).all() and np.isin(gate, [0, 1]).any()
+    found = lab.nan.find(session)
+    assert found is not None and [origin.point for origin in found.origins] == ["layers.1.moe.shared.gate.product"]
+    assert (found.origin.path, found.origin.kind) == ("layers.1.moe.shared.gate", "overflow")
+    assert gate[found.origin.token] in (0, 1) and found.propagation.ruined == ()
+
+
+def test_a_replay_that_does_not_fit_ends_at_the_first_bad_token(sick: lab.Model, monkeypatch: Any) -> None:
+    """All taps of the whole prompt are refused; those up to the token that a watched run named fit."""
+    session = sick.session(capture="none")
+    session.feed(IDS)
+    first = int(np.flatnonzero((sick_ids(sick) == 2).any(axis=1))[0])
+    made = lab.Model.session
+
+    def small(model: lab.Model, capture: Any, **options: Any) -> lab.Session:
+        if "all" in capture and options["max_tokens"] > first + 1:
+            raise lab.OutOfMemoryError("too little memory")
+        return made(model, capture, **options)
+
+    monkeypatch.setattr(lab.Model, "session", small)
+    found = lab.nan.find(session)
+    assert found is not None and found.origin.path == "layers.1.moe.experts.2.up" and found.origin.tokens == (first,)
+    assert len(found.trace.ids) == first + 1 and f"up to token {first}" in found.notes[0]
+
+
+def test_an_emulated_run_is_replayed_with_its_emulation(tmp_path: Path) -> None:
+    """Weights so large that float16 overflows and float32 does not."""
+    model = lab.open(tiny_model(tmp_path / "m"))
+    sick = model.with_weights({"layers.0.attn.v": model.weights["layers.0.attn.v"] * np.float32(1e6)})
+    for capture in ("none", "all"):
+        session = sick.session(capture=capture, emulate="float16")
+        session.feed(IDS)
+        found = lab.nan.find(session)
+        assert found is not None and found.dtype == found.origin.dtype == "float16"
+        assert found.origin.path == "layers.0.attn.v" and found.origin.kind == "overflow"
+    session = sick.session(capture="none")
+    session.feed(IDS)
+    assert lab.nan.find(session) is None
