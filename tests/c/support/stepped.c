@@ -6,11 +6,11 @@
 tiny_checkpoint (*const families[N_FAMILIES])(void) = {tiny_mixtral, tiny_qwen2_moe, tiny_qwen3_moe, tiny_olmoe};
 
 const tiny_options captures[N_CAPTURES] = {
-    {{"none"}, 1, N_IDS, 0},
-    {{"routing"}, 3, N_IDS, 0},
-    {{"moe"}, 1, N_IDS, 0},
-    {{"all"}, 3, N_IDS, 0},
-    {{"layers.*.attn.weights", "layers.0.moe.gates", "layers.0.moe.experts.*.up", "logits"}, 2, N_IDS, 0},
+    {{"none"}, 1, .max_tokens = N_IDS},
+    {{"routing"}, 3, .max_tokens = N_IDS},
+    {{"moe"}, 1, .max_tokens = N_IDS},
+    {{"all"}, 3, .max_tokens = N_IDS},
+    {{"layers.*.attn.weights", "layers.0.moe.gates", "layers.0.moe.experts.*.up", "logits"}, 2, .max_tokens = N_IDS},
 };
 
 colibri_place step(colibri_session *s)
