@@ -24,7 +24,20 @@ import models
 import plot
 from contenders import OURS, TITLES, ContenderError, available
 from harness import Cell, limit_ratio, summary
-from measures import batching, capture, decode, instructions, kernel, load, prefill, recording, scaling, steady, threads
+from measures import (
+    batching,
+    capture,
+    decode,
+    instructions,
+    kernel,
+    load,
+    prefill,
+    recording,
+    scaling,
+    steady,
+    threads,
+    watch,
+)  # fmt: skip
 from report import Run, in_cache, markdown, number, write
 from suite import Checkpoint, Plan, say
 
@@ -35,6 +48,7 @@ OF_A_CHECKPOINT: dict[str, Callable[[Checkpoint], Iterator[Cell]]] = {
     "batching": batching.run,
     "capture": capture.run,
     "recording": recording.run,
+    "watch": watch.run,
 }
 OF_A_RUN: dict[str, Callable[[Plan], Iterator[Cell]]] = {
     "scaling": scaling.run,

@@ -172,7 +172,7 @@ def captures(cells: Sequence[Cell]) -> str:
     ]
     rows = []
     for cell in cells:
-        ratios = [paired_ratio(cell.samples["none"], cell.samples[level]) for level in levels[1:]]
+        ratios = [paired_ratio(cell.samples[levels[0]], cell.samples[level]) for level in levels[1:]]
         rows.append(
             [str(cell.point[key]) for key in ("model", "dtype", "threads", "work")]
             + [with_spread(cell.samples[level]) for level in levels]
@@ -332,6 +332,7 @@ def markdown(run: Run, plot: str | None = None) -> str:
         ("A prompt at once", ("batching",), lambda c: pairs(c, ("model", "dtype", "threads", "tokens"))),
         ("Load and memory", memory, lambda c: costs(c, ("model", "dtype", "threads", "tokens"))),
         ("Cost of looking", ("capture",), captures),
+        ("Cost of watching", ("watch",), captures),
         ("Instructions of looking at nothing", ("instructions",), instructions),
         ("Scaling", ("scaling",), curves),
         ("Kernel alone", ("kernel",), kernels),
