@@ -37,7 +37,7 @@ from measures import (
     steady,
     threads,
     watch,
-)  # fmt: skip
+)
 from report import Run, in_cache, markdown, number, write
 from suite import Checkpoint, Plan, say
 
