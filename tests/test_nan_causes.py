@@ -458,6 +458,17 @@ def test_the_watch_table_tells_what_broke_between_the_taps(
     assert [o.kind for o in explain(birth(blind, "layers.1.attn.out"), blind)] == ["unknown"]
 
 
+def test_what_a_softmax_swallowed_is_told_when_the_run_was_watched() -> None:
+    """One score of −Inf leaves a weight of 0: the tap is finite, and q · k is too."""
+    model, trace = healthy()
+    watch = watch_of("layers.1.attn.scores", n_inf=1, n_negative_inf=1, token=4, index=1 * 5 + 3)
+    source = Source(trace, model, watch)
+    clean = Birth("layers.1.attn.out", 1, "attention", None, np.array([4]), np.zeros((1, 32), bool))
+    (origin,) = explain(clean, source)
+    assert (origin.kind, origin.point, origin.index) == ("scale", "layers.1.attn.scores", (1, 3))
+    assert explain(clean, Source(trace, model)) == []
+
+
 # ---- narrower formats, and traces without a model --------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from colibri_lab.difference.formulas import Missing
 from colibri_lab.nan.causes_base import Operation, Where
 from colibri_lab.nan.causes_origin import origin_of
-from colibri_lab.nan.causes_record import not_computed
+from colibri_lab.nan.causes_record import not_computed, swallowed
 from colibri_lab.nan.causes_weights import cut, places_of
 from colibri_lab.nan.causes_words import Reason
 from colibri_lab.nan.inner import Points
@@ -57,6 +57,8 @@ def explain(birth: Birth, source: Source) -> list[Origin]:
         where = np.nonzero(born)
         inner_rows |= set(where[0].tolist())
         found += _origins(birth, source, operation, _groups(operation, where, operation.value[where]))
+    if not birth.mask.any():  # what broke was swallowed before it came to the tap
+        return found or swallowed(birth, source, points, inner)
     return found + _in_tap(birth, source, points, last, inner, inner_rows, tuple(needs))
 
 

@@ -20,7 +20,7 @@ from colibri_lab.nan.inner import Points
 from colibri_lab.nan.result import Operand, Origin
 from colibri_lab.nan.source import Birth, Source
 
-__all__ = ["not_computed"]
+__all__ = ["not_computed", "swallowed"]
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ def not_computed(
             reason = Reason("edit", made)
             found.append(origin_of(birth, source, birth.path, words, part, reason, made, float(held[part][0])))
     if operation is not None and len(rest[0]):
-        watched = _watched(birth, source, points, inner, rest)
+        watched = _watched(birth, source, points, inner, np.unique(rest[0]), True)
         if watched is not None:
             return [*found, watched]
     for reason, part in _reasons(birth, source, operation, rest, held, needs):
@@ -80,11 +80,20 @@ def _reasons(
     yield Reason("unknown", words, needs=needs), rest
 
 
-def _watched(birth: Birth, source: Source, points: Points, inner: list[str], rest: Where) -> Origin | None:
-    """An origin at the first point before the tap that the watch table saw break, at a token of these."""
+def swallowed(birth: Birth, source: Source, points: Points, inner: list[str]) -> list[Origin]:
+    """The origin of what broke before a tap that is finite itself, when the arithmetic tells no reason."""
+    found = _watched(birth, source, points, inner, np.arange(len(birth.tokens)), False)
+    return [] if found is None else [found]
+
+
+def _watched(
+    birth: Birth, source: Source, points: Points, inner: list[str], rows: Array, broke: bool
+) -> Origin | None:
+    """An origin at the first point before the tap that the watch table saw break, at a token of these rows of the
+    birth. `broke`: the tap is not finite there.
+    """
     if source.watch is None:
         return None
-    rows = np.unique(rest[0])
     for point in inner:
         seen = source.watch.table[source.watch.table["point"] == point]
         hit = np.flatnonzero(birth.tokens[rows] == int(seen["token"][0])) if len(seen) else rows[:0]
@@ -95,7 +104,7 @@ def _watched(birth: Birth, source: Source, points: Points, inner: list[str], res
             if point.endswith((".scores", ".weights")):  # there token t has t + 1 keys in each head
                 shape = (*shape[:-1], token + 1)
             at = tuple(np.asarray([each]) for each in (row, *np.unravel_index(int(seen["index"][0]), shape)))
-            reason = _of_watched(seen[0])
+            reason = _of_watched(seen[0], broke)
             came = reason.operands[0].value
             origin = origin_of(birth, source, point, operation.words, at, reason, reason.words, came)
             every = tuple(int(token) for token in birth.tokens[rows])
@@ -103,7 +112,7 @@ def _watched(birth: Birth, source: Source, points: Points, inner: list[str], res
     return None
 
 
-def _of_watched(seen: Any) -> Reason:
+def _of_watched(seen: Any, broke: bool) -> Reason:
     point = str(seen["point"])
     n_nan, n_inf, n_down = (int(seen[name]) for name in ("n_nan", "n_inf", "n_negative_inf"))
     value = float("nan") if n_nan else float("-inf") if n_down else float("inf")
@@ -113,7 +122,7 @@ def _of_watched(seen: Any) -> Reason:
         return Reason("uninitialised", f"{int(seen['n_signalling']):,} signalling NaN in {point}, which no arithmetic "
                       "makes: memory that was never written", operand)  # fmt: skip
     if point.endswith(".attn.scores"):
-        if n_inf == n_down and not n_nan:
+        if broke and n_inf == n_down and not n_nan:
             return Reason("masked row", "all scores of the query are −Inf: it sees no key at all", operand)
         return Reason("scale", f"{counted}, while q · k is finite: what they are multiplied with is not", operand)
     return Reason("unknown", f"{counted}, while its definition gives finite numbers", operand)

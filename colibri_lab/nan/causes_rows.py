@@ -75,6 +75,14 @@ class Norm(Operation):
         """Weight, mean square, or the product of the two."""
         return norm_reason(self.x[place[0]], self.weight, place[1], self.eps, came)
 
+    def beyond(self, place: tuple[int, ...], raw: float) -> Reason:
+        """The product with its factors."""
+        row, channel = place
+        scale, root = float(self.weight.array[channel]), float(root_of(self.x[row], self.eps)[0])
+        part = float(np.float32(self.x[row, channel]) / np.float32(root))
+        operands = Operand(self.weight.name, scale), Operand("x / root", part)
+        return overflow(f"{number(scale)} × {bracketed(part)}", scale * part, self.dtype, *operands)
+
 
 class Add(Operation):
     """a + b, element by element."""

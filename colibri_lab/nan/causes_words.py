@@ -40,7 +40,7 @@ def number(value: Any) -> str:
     with np.errstate(over="ignore"):
         single = np.float32(x)
     if 1e-4 <= abs(x) < 1e7:
-        text = f"{float(str(single)):,}" if float(single) == x else f"{x:,.10g}"
+        text = f"{float(str(single)):,}" if float(single) == x else f"{x:,.8g}"
     else:
         text = _scientific(x, single)
     return text.replace("-", "−")
