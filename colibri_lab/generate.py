@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._engine import core
-from colibri_lab.errors import ArgumentError, BusyError, NonFiniteError, is_whole
+from colibri_lab.errors import ArgumentError, BusyError, ColibriError, NonFiniteError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.sampling import check_options, sample
 from colibri_lab.streaming import TextStream
@@ -115,28 +115,22 @@ def _stream(session: Session) -> TextStream | None:
 
 
 def _not_finite(session: Session, step: int) -> NonFiniteError:
-    """The error that names where the first bad value stands. Replays the ids when this session did not keep enough to
-    tell.
-    """
+    """The error that names the origin, by `lab.nan.find`, which replays the ids when this session kept too little."""
+    from colibri_lab.nan import find
+    from colibri_lab.nan.report import born
+
     nan, inf, _, _ = core.census(session.logits)
-    count = session._engine.length
-    layers = range(session.model.config.num_hidden_layers)
-    wanted = ["embed", *(f"layers.{layer}.output" for layer in layers), "norm"]
-    seen, how = session, "as captured"
-    if any(path not in session.tape for path in wanted):
-        how = f"found by replaying the {count} ids in a session of their own that captures the layers' outputs"
-        seen = session.model.session(capture=wanted, max_tokens=count, gate_mode=session.gate_mode)
-        seen.feed(session.ids, progress=False)
-    place = "the final norm is finite, so they arise in the output matrix (lm_head)"
-    for path in wanted:
-        array = seen.tape[path]
-        first = core.census(array)[3]
-        if first >= 0:
-            token = first // array.shape[1]
-            where = f"layer {path.split('.')[1]}" if path.startswith("layers") else "outside the layers"
-            place = f"the first bad value stands in '{path}' ({where}), token {token}"
-            break
+    count, size = session._engine.length, session.logits.size
+    try:
+        found = find(session, progress=False)
+        place = "what was captured of the layers is finite" if found is None else ""
+    except ColibriError as error:
+        found, place = None, f"where they were born is not known: {str(error).rstrip('.')}"
+    if found is not None:
+        origin = found.origin
+        place = f"born in {born(found, origin)} ({origin.path}): {origin.cause.rstrip('.')}"
+        place += "".join(f". {note.rstrip('.')}" for note in found.notes[:1])
     return NonFiniteError(
-        f"step {step} of generate, after {count} tokens: the logits hold {nan} NaN and {inf} Inf, so no token "
-        f"can be chosen; {place} ({how})"
+        f"step {step} of generate, after {count} tokens: of {size} logits {nan} are NaN and {inf} Inf, so no token can "
+        f"be chosen; {place}. lab.nan.find(session) tells more, lab.nan.cures what helps"
     )

@@ -54,11 +54,12 @@ def sample(
     if bad.any():
         first = int(bad.argmax())
         raise NonFiniteError(
-            f"{int(bad.sum())} of {z.size} logits are NaN or +Inf, the first is {z[first]} at id {first}"
+            f"{int(bad.sum())} of {z.size} logits are NaN or +Inf, the first is {z[first]} at id {first}; "
+            "lab.nan.find(session) tells where they were born"
         )
     largest = z.max()
     if largest == -np.inf:
-        raise NonFiniteError(f"all {z.size} logits are -Inf: no token is possible")
+        raise NonFiniteError(f"all {z.size} logits are -Inf: no token is possible; lab.nan.find(session) tells why")
     shifted = z - largest
     log_total = math.log(float(np.exp(shifted).sum()))
     chosen = int(z.argmax()) if temperature == 0 else _draw(shifted, float(temperature), int(top_k), float(top_p), rng)

@@ -205,7 +205,7 @@ class Session:
         tokens, () never stops; the stopping token is yielded and part of the session. Texts join to what the tokens
         say; a character whose bytes span tokens comes with the last of them.
 
-        Raises NonFiniteError instead of a token when the logits hold NaN or +Inf, naming step and layer; CapacityError
+        Raises NonFiniteError instead of a token when the logits hold NaN or +Inf, naming step and origin; CapacityError
         at `max_tokens`. Tokens made until then stay in the session.
         """
         from colibri_lab.generate import generate

@@ -139,12 +139,14 @@ def planted(tmp_path: Path, place: str, value: float, rows: list[int] | slice) -
 @pytest.mark.parametrize("rows", [[0], [15], [31], slice(None)], ids=["at 0", "at 15", "at 31", "all"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_B1_no_token_comes_from_a_nan(tmp_path: Path, rows, temperature: float) -> None:
-    """NaN in the output matrix: generation raises before the first token and says that the layers are clean."""
+    """NaN in the output matrix: generation raises before the first token and names the element of the matrix."""
     session = planted(tmp_path, "lm_head.weight", np.nan, rows).session(max_tokens=16)
     session.feed(PROMPT)
     assert np.isnan(session.logits).any()
     with pytest.raises(
-        lab.NonFiniteError, match=r"step 0 of generate.*final norm is finite.*lm_head.*replaying the 5 ids"
+        lab.NonFiniteError,
+        match=r"step 0 of generate.*born in logits.*token 0.*\(logits\): weight value: lm_head\[.*is NaN"
+        r".*replayed.*lab\.nan\.find\(session\) tells more",
     ):
         next(session.generate(3, temperature=temperature, seed=1))
     assert session.ids == PROMPT
@@ -172,10 +174,38 @@ def test_B1_the_error_names_the_first_bad_layer(tmp_path: Path, capture: str) ->
         capture=capture, max_tokens=16
     )
     session.feed(PROMPT)
-    with pytest.raises(lab.NonFiniteError, match=r"'layers\.1\.output' \(layer 1\), token 0") as caught:
+    with pytest.raises(
+        lab.NonFiniteError, match=r"born in layer 1, .*attention v.*token 0.*\(layers\.1\.attn\.v\)"
+    ) as caught:
         next(session.generate(1))
-    assert ("as captured" in str(caught.value)) == (capture == "all")
-    assert ("replaying the 5 ids" in str(caught.value)) == (capture != "all")
+    assert "weight value: layers.1.attn.v[3, 0] is NaN" in str(caught.value)
+    assert ("replayed in a session of its own" in str(caught.value)) == (capture != "all")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_B1_the_error_names_the_expert_in_which_it_was_born(tmp_path: Path, temperature: float) -> None:
+    """Layer, stage, expert, token and element, for a session that captured nothing."""
+    clean = lab.open(tiny_model(tmp_path / "look", vocab=32)).session(capture="routing", max_tokens=16)
+    clean.feed(PROMPT)
+    expert = int(clean.tape["layers.1.moe.expert_ids"][-1, 0])
+    place = f"model.layers.1.block_sparse_moe.experts.{expert}.w2.weight"
+    session = planted(tmp_path, place, np.inf, [4]).session(capture="none", max_tokens=16)
+    session.feed(PROMPT)
+    weight = rf"layers\.1\.moe\.experts\.{expert}\.down\[4, "
+    words = rf"born in layer 1, expert {expert}, output = .*token \d.*weight value: {weight}"
+    with pytest.raises(lab.NonFiniteError, match=words):
+        next(session.generate(1, temperature=temperature, seed=3))
+    assert session.ids == PROMPT
+
+
+def test_B1_an_edited_run_is_searched_in_what_it_kept(tmp_path: Path) -> None:
+    """It cannot be replayed: the error says so, and still no token comes."""
+    session = lab.open(tiny_model(tmp_path, vocab=32)).session(capture="none", max_tokens=16)
+    stepper = session.stepper(PROMPT, chunk=None)
+    stepper.patch("norm", np.full((5, 32), np.nan, np.float32))
+    stepper.finish()
+    with pytest.raises(lab.NonFiniteError, match=r"step 0 of generate.*32 are NaN.*lab\.nan\.find"):
+        next(session.generate(1))
 
 
 def test_B1_the_error_names_the_step(tmp_path: Path) -> None:
@@ -196,7 +226,8 @@ def test_B1_the_error_names_the_step(tmp_path: Path) -> None:
     session.feed(PROMPT)
     made = []
     with pytest.raises(
-        lab.NonFiniteError, match=r"step 2 of generate, after 7 tokens.*'embed' \(outside the layers\), token 6"
+        lab.NonFiniteError,
+        match=r"step 2 of generate, after 7 tokens.*born in embedding.*token 6.*\(embed\): embedding",
     ):
         for token in session.generate(5, stop_ids=()):
             made.append(int(token))

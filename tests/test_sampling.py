@@ -83,7 +83,8 @@ def test_B1_nan_or_inf_gives_no_token_but_an_error(places: Any, value: float, te
     logits = np.linspace(-1, 1, 32, dtype=np.float32)
     logits[list(places)] = value
     with pytest.raises(
-        NonFiniteError, match=rf"{len(places)} of 32 logits are NaN or \+Inf, the first is {value} at id {places[0]}"
+        NonFiniteError,
+        match=rf"{len(places)} of 32 logits are NaN or \+Inf, the first is {value} at id {places[0]}; lab",
     ):
         sample(logits, temperature=temperature, top_k=20, rng=np.random.default_rng(0))
 
