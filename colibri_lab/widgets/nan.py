@@ -266,8 +266,9 @@ class NanTracer(Working, anywidget.AnyWidget):
     def __repr__(self) -> str:
         if self._data is None:
             return "<NanTracer, closed>"
-        found = self._data.found
-        return f"<NanTracer of {self._data.title()}: {'clean' if found is None else found.origin.kind}>"
+        found, trace = self._data.found, self._data.trace
+        what = "nothing has run" if trace is not None and not trace.ids else "clean"
+        return f"<NanTracer of {self._data.title()}: {what if found is None else found.origin.kind}>"
 
     def close(self) -> None:
         """Ends the view and lets go of the run."""
@@ -299,4 +300,6 @@ def _searched(x: Any, model: Any, progress: Any) -> NanData:
     if found is not None:
         return NanData.of(found)
     table: np.ndarray[Any, Any] = nan.scan(trace)
-    return NanData.clean(trace, table, Source(trace).dtype)
+    data = NanData.clean(trace, table, Source(trace).dtype)
+    data.room = nan.headroom(trace, [data.format])
+    return data

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.errors import ArgumentError, TapError, is_whole, nearest
+from colibri_lab.nan.margins import Headroom
 from colibri_lab.nan.result import MAP, Cure, Found, Operand, Origin
 from colibri_lab.numerics import FORMATS
 from colibri_lab.trace import Trace
@@ -25,6 +26,7 @@ STATES = ("finite", "near", "subnormal", "origin", "passed")
 """States of the map, in the order of their codes."""
 
 _ORIGINS = 200  # sent
+_FORETOLD, _SMALL = 3, 12  # likewise
 _EXPECTED = 2.0  # bits of headroom under which it is warned; as `scan` has it
 _COMPARED = ("float16", "bfloat16", "float32")  # formats whose headroom is drawn
 _OVERFLOWS = ("overflow", "inf − inf", "0 × inf")
@@ -39,6 +41,8 @@ class NanData:
 
     def __init__(self, found: Found | None, trace: Trace | None, table: Array, dtype: str = "float32") -> None:
         self.found, self.trace, self.table, self.dtype = found, trace, table, dtype
+        self.room: Headroom | None = None
+        """How a clean run stands to `format`: what is foretold, and what would be too small for it."""
         self.replayed: Array | None = None
         """Largest magnitudes of the taps in a run of the same tokens in float32; NaN where that has no such tap."""
         self.paths = [str(path) for path in table["path"]]
@@ -154,8 +158,9 @@ class NanData:
             "ids": [] if trace is None else trace.ids, "texts": [] if trace is None else trace.texts,
             "experts": 0 if trace is None else trace.num_experts,
             "paths": self.paths, "names": [tap_name(path) for path in self.paths],
-            "formats": {name: FORMATS[name].largest for name in dict.fromkeys((self._format, *_COMPARED))},
-            "format": self._format, "closest": self._closest_facts(), "warned": _EXPECTED,
+            "formats": {name: FORMATS[name].largest for name in dict.fromkeys((self.format, *_COMPARED))},
+            "foretold": self._foretold(), "small": self._small(),
+            "format": self.format, "closest": self._closest_facts(), "warned": _EXPECTED,
             "origins": [_origin_facts(origin) for origin in self.origins],
             "all_origins": 0 if found is None else len(found.origins),
             "way": None if found is None else self._way(),
@@ -163,7 +168,7 @@ class NanData:
         }  # fmt: skip
 
     @property
-    def _format(self) -> str:
+    def format(self) -> str:
         """The format that the headroom is counted in first: of the origin when it overflowed, else of the run where
         that is narrow, else float16.
         """
@@ -171,6 +176,20 @@ class NanData:
         if first is not None and first.kind in _OVERFLOWS and first.dtype in FORMATS:
             return first.dtype
         return "float16" if self.dtype not in FORMATS or self.dtype in ("float32", "float64") else self.dtype
+
+    def _foretold(self) -> list[str]:
+        """Layers that would overflow `format` and that the layers before them foretell, in words."""
+        ahead = [] if self.room is None else [forecast for forecast in self.room.forecast() if forecast.came]
+        return [forecast.words for forecast in ahead[:_FORETOLD]]
+
+    def _small(self) -> list[list[Any]]:
+        """Taps with values too small for full precision in `format`, the largest share first: [name, count, of]."""
+        if self.room is None:
+            return []
+        rows = self.room.subnormals
+        rows = rows[rows["share"] > 0]
+        most = rows[np.argsort(-rows["share"], kind="stable")][:_SMALL]
+        return [[_named(str(r["path"])), int(r["n_subnormal"] + r["n_zero"]), int(r["n"])] for r in most]
 
     def title(self) -> str:
         """Which run, in one line."""
@@ -203,7 +222,7 @@ class NanData:
         row = self.closest()
         if row is None:
             return None
-        largest = FORMATS[self._format].largest
+        largest = FORMATS[self.format].largest
         path = self.paths[row]
         bits = math.log2(largest / float(self.table["absmax"][row]))
         return {"path": path, "layer": layer_of(path), "name": tap_name(path), "bits": figure(bits)}
@@ -266,6 +285,11 @@ class NanData:
             own = self.trace.expert_rows(layer, expert)
             return own["tokens"], own[tap]
         return self.trace[stored.rpartition(".")[0] + ".tokens"], values
+
+
+def _named(path: str) -> str:
+    layer = layer_of(path)
+    return ("" if layer is None else f"layer {layer}, ") + tap_name(path)
 
 
 def figure(value: float) -> float | str:

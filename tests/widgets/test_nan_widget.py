@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from diffs import copied, of
 from founds import CURED, EXPERT, LAYER, OVERFLOW, TOKEN, UNKNOWN, WEIGHT, many, overflow, run, table
 
 import colibri_lab as lab
@@ -61,12 +62,29 @@ def test_a_clean_run_is_shown_as_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("colibri_lab.nan.find", lambda x, model=None, progress=None: None, raising=False)
     monkeypatch.setattr("colibri_lab.nan.scan", lambda x: table(born=None), raising=False)
     view = lab.NanTracer(run())
+    assert view._shown.room.formats == ("float16",)
     assert view.found is None and view.selection["path"] == "layers.2.moe.experts.*.hidden"
     text = view._repr_mimebundle_()["text/plain"]
     assert "✓ CLEAN  closest to overflow: layer 2, expert hidden, 0.9 bit in float16" in text
     with pytest.raises(ArgumentError, match="nothing needs a cure"):
         view.cure("ablate")
     assert repr(lab.NanTracer(None)) == "<NanTracer of a clean run: clean>"
+
+
+def test_a_clean_run_says_what_is_foretold_and_what_is_too_small() -> None:
+    """A ramp of the stream that passes the end of float16 in layer 3; shares as `headroom` has them."""
+    trace = run()
+    arrays = copied(trace)
+    for layer in trace.layers:
+        arrays[f"layers.{layer}.output"] = np.full((40, 16), 16.0 ** (layer + 1), np.float32)
+        arrays[f"layers.{layer}.attn.out"] = np.full((40, 16), 1e-6, np.float32)
+    arrays["logits"] = np.ones((40, 50), np.float32)
+    view = lab.NanTracer(of(trace, arrays, arithmetic="float32", emulation=None))
+    facts = view._shown.facts()
+    room = lab.nan.headroom(of(trace, arrays), ["float16"])
+    assert facts["foretold"] == [forecast.words for forecast in room.forecast() if forecast.came][:3]
+    assert "residual stream, will overflow float16" in facts["foretold"][0]
+    assert facts["small"][0] == ["layer 0, attention", 640, 640]
 
 
 def test_a_session_that_has_not_run_says_what_to_do() -> None:

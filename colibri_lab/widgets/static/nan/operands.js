@@ -1,5 +1,5 @@
 // The operation that broke: its operands with their bits, and what the exact result would have been. In a clean run: what comes nearest.
-import { count, escape, plural } from "../common/format.js";
+import { count, escape, percent, plural } from "../common/format.js";
 import { markSvg } from "../common/marks.js";
 import { bitsText, size } from "./words.js";
 import { number } from "./store.js";
@@ -7,7 +7,7 @@ import { number } from "./store.js";
 const LISTED = 12; // taps of a clean run
 
 export function operationTitle({ store, chosen }) {
-  if (store.facts.clean) return ["Subnormal values", "numbers too small for full precision"];
+  if (store.facts.clean) return ["Subnormal values", `too small for full precision in ${store.facts.format}`];
   const origin = store.facts.origins[chosen];
   return ["The operation that broke", `${origin.point}[${origin.token}, ${origin.index.join(", ")}]`];
 }
@@ -64,10 +64,8 @@ export function nearest({ store }) {
   return `<table class="t"><thead><tr><th>tap</th><th class="num">largest magnitude</th><th class="num">bits left in ${escape(facts.format)}</th></tr></thead><tbody>${rows.map(line).join("")}</tbody></table>`;
 }
 
-function subnormals(store) {
-  const { facts } = store;
-  const rows = facts.paths.map((path) => store.row(path)).filter((row) => row.n_subnormal).sort((a, b) => b.n_subnormal / b.n - a.n_subnormal / a.n).slice(0, LISTED);
-  if (!rows.length) return '<p class="q pad">No tap holds any.</p>';
-  const line = (row) => `<tr><td>${row.layer < 0 ? "" : `layer ${row.layer}, `}${escape(row.name)}</td><td class="num">${count(row.n_subnormal)}</td><td class="num">${count(row.n)}</td></tr>`;
-  return `<table class="t"><thead><tr><th>tap</th><th class="num">subnormal</th><th class="num">of values</th></tr></thead><tbody>${rows.map(line).join("")}</tbody></table>`;
+function subnormals({ facts }) {
+  if (!facts.small.length) return '<p class="q pad">No tap holds any.</p>';
+  const line = ([name, n, all]) => `<tr><td>${escape(name)}</td><td class="num">${count(n)}</td><td class="num">${count(all)}</td><td class="num">${n / all < 0.0005 ? "<0.1 %" : percent(n / all, 1)}</td></tr>`;
+  return `<table class="t"><thead><tr><th>tap</th><th class="num">subnormal or zero</th><th class="num">of values</th><th class="num">share</th></tr></thead><tbody>${facts.small.map(line).join("")}</tbody></table>`;
 }

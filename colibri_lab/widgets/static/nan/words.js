@@ -3,7 +3,7 @@ import { chip, count, escape, fixed, plural, word } from "../common/format.js";
 import { kindOf, ofExpert } from "../common/tap_map.js";
 import { number } from "./store.js";
 
-export const bitsText = (bits) => (Number.isNaN(bits) ? "no finite value" : bits === Infinity ? "all zero" : fixed(bits, Math.abs(bits) < 10 ? 1 : 0));
+export const bitsText = (bits) => (Number.isNaN(bits) ? "no finite value" : bits === Infinity ? "all zero" : fixed(bits, Math.abs(bits) < 100 ? 1 : 0));
 export const bitWord = (bits) => (Math.abs(bits).toFixed(1) <= 1 ? "bit" : "bits");
 
 // A size to read: plain with groups of three where it is short, else with its power of ten.
@@ -58,7 +58,7 @@ export function sentence(view) {
   return `<span class="badge bad">${escape(origin.kind.toUpperCase())}</span> ${why}${damage}${said}${needs}${foretold(store, origin)}`;
 }
 
-function cleanSentence({ empty, closest, format, dtype }) {
+function cleanSentence({ empty, closest, format, dtype, foretold }) {
   const badge = '<span class="badge ok">✓ CLEAN</span>';
   if (empty) return 'Nothing has run yet. Feed the session, then trace it: <code class="code">session.feed("…"); view = lab.NanTracer(session)</code>';
   if (!closest) return `${badge} Clean: nothing is NaN or Inf. <span class="sub">The view has no map of this run; give it the session or the trace.</span>`;
@@ -66,7 +66,8 @@ function cleanSentence({ empty, closest, format, dtype }) {
   const place = `<b>${closest.layer === null ? "" : `layer ${closest.layer}, `}${escape(closest.name)}, ${bitsText(bits)} ${bitWord(bits)}</b> in ${format}`;
   const over = bits < 0 ? " It would overflow there." : "";
   const other = dtype === format ? "" : ` <span class="sub">The run itself is in ${escape(dtype)}.</span>`;
-  return `${badge} Clean. Closest to overflow: ${place}.${over}${other}`;
+  const ahead = foretold.length ? ` <b>Foretold:</b> ${escape(foretold[0])}` : "";
+  return `${badge} Clean. Closest to overflow: ${place}.${over}${other}${ahead}`;
 }
 
 // How near the same tap was one layer earlier.
