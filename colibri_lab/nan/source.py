@@ -88,8 +88,8 @@ class Source:
 
     def recorded(self, path: str) -> NDArray[np.bool_] | None:
         """(T,) which rows of a tap hold anything, where its recording tells (`logits.recorded`); None: all."""
-        told = self.trace.get(path + ".recorded")
-        return None if told is None else np.asarray(told, np.bool_)
+        told = path + ".recorded"
+        return np.asarray(self.trace[told], np.bool_) if told in self._stored else None
 
     def expert_rows(self, layer: int, expert: int, tap: str) -> tuple[Ints, Array] | None:
         """(tokens ascending, rows) of one expert over all passes, or None when the layer's rows were not recorded.
