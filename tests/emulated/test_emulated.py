@@ -37,6 +37,8 @@ PROGRAMS = [
     "test_rotary",
     "test_topk",
     "test_census",
+    "test_sentinel",
+    "test_boundary",
     "test_select",
     "test_router",
 ]
