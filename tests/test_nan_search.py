@@ -188,6 +188,8 @@ def test_a_clean_run_gives_none_at_every_capture(tmp_path: Path) -> None:
         session.feed(IDS)
         assert lab.nan.find(session) is None
         assert lab.nan.find(session.trace()) is None
+        session.reset()
+        assert lab.nan.find(session) is None
 
 
 def test_a_trace_from_a_file_is_replayed_with_its_model_only(sick: lab.Model, tmp_path: Path) -> None:

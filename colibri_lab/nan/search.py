@@ -116,7 +116,7 @@ def _seen(source: Source, progress: Progress) -> tuple[Source, dict[str, int], t
             "this trace holds no values of activations, only which experts were chosen: whether one was not finite is "
             'unknown; record again with capture="all"'
         )
-    if source.trace.meta["producer"] == "colibri-lab" and not is_complete(source):
+    if source.trace.ids and source.trace.meta["producer"] == "colibri-lab" and not is_complete(source):
         captured = f"captured {', '.join(map(str, source.trace.meta.get('capture', ['not all'])))}"
         why = obstacle(source)
         if why:
