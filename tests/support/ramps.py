@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from checkpoints import moe_prefix, random_tensors, small_config, write_checkpoint
 
-KINDS = ("hidden", "output", "residual", "q", "k", "v", "router", "attention")
+KINDS = ("hidden", "output", "residual", "q", "k", "v", "router", "attention", "scores")
 
 
 def growing_model(
@@ -34,6 +34,7 @@ def growing_model(
             "residual": [f"{e}w2" for e in experts],
             "q": [attention + "q_proj"],
             "k": [attention + "k_proj"],
+            "scores": [attention + "k_proj"],
             "v": [attention + "v_proj"],
             "attention": [attention + "o_proj"],
             "router": [moe + "gate"],
@@ -45,6 +46,6 @@ def growing_model(
                 tensors[e + "w2.weight"] = tensors[e + "w2.weight"] / factor
     tap = {
         "hidden": "moe.experts.*.hidden", "output": "moe.experts.*.output", "residual": "output", "q": "attn.q",
-        "k": "attn.k", "v": "attn.v", "attention": "attn.out", "router": "moe.router_logits",
+        "k": "attn.k", "scores": "attn.scores", "v": "attn.v", "attention": "attn.out", "router": "moe.router_logits",
     }[kind]  # fmt: skip
     return write_checkpoint(folder, config, tensors), tap
