@@ -22,7 +22,7 @@ F64 = NDArray[np.float64]
 
 _WINDOW = 5  # layers that are looked at
 _RECENT = 0.6  # what a layer weighs against the next one
-_STEEP = 0.8  # bits per layer: a slope that three layers are enough for
+_STEEP = 0.8  # bits per layer: a slope that four layers are enough for; twice that for three
 _GENTLE = 0.2  # bits per layer: the least slope, for which five rising layers are asked
 _ALONG = 0.3  # the last two steps are at least this share of the slope; for a look two layers ahead twice that
 _SLACK = 2.2  # bits by which they may at most fall behind it: a curve that flattens is no ramp
@@ -72,7 +72,7 @@ def next_overflow(sizes: F64, limit: float) -> tuple[int, float] | None:
     steps = np.diff(y)
     steady = n == _WINDOW and slope >= max(_GENTLE, 3 * spread) and steps.min() > 0
     weakest = float(steps[-2:].min())
-    if slope < spread or weakest < max(_ALONG * slope, slope - _SLACK) or not (slope >= _STEEP or steady):
+    if slope < spread or weakest < max(_ALONG * slope, slope - _SLACK) or not (slope >= (2 * _STEEP if n == 3 else _STEEP) or steady):
         return None
     near, far = _AHEAD
     if level + near * slope + spread / 2 >= limit:
