@@ -72,7 +72,8 @@ def next_overflow(sizes: F64, limit: float) -> tuple[int, float] | None:
     steps = np.diff(y)
     steady = n == _WINDOW and slope >= max(_GENTLE, 3 * spread) and steps.min() > 0
     weakest = float(steps[-2:].min())
-    if slope < spread or weakest < max(_ALONG * slope, slope - _SLACK) or not (slope >= (2 * _STEEP if n == 3 else _STEEP) or steady):
+    steep = slope >= (2 * _STEEP if n == 3 else _STEEP)
+    if slope < spread or weakest < max(_ALONG * slope, slope - _SLACK) or not (steep or steady):
         return None
     near, far = _AHEAD
     if level + near * slope + spread / 2 >= limit:
