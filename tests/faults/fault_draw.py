@@ -1,4 +1,20 @@
-"""The seeded draw: which faults, where, how many of each."""
+"""The seeded draw: which faults, where, how many of each.
+
+Faults that do not exist in a stage, and why:
+- weight Inf and overflow in `shared.gate_product`: sigmoid(±Inf) is 0 or 1, no tap shows it; likewise v under clip_qkv.
+- overflow of `attn.weights`, `moe.scores`, `moe.gates`, `moe.shared.gate`: they lie between 0 and 1; of the context and
+  of `moe.routed`: sums weighted by numbers that add up to at most 1 are no larger than their largest term.
+- overflow of `middle` and `output` in float32: a stream above 2^64 has an infinite mean square, so its norm is 0 and so
+  is what is added to it. In float16 it can be done, and is.
+- inf − inf: only sums of products have terms of both signs that overflow.
+- 0 × inf among finite operands: no operation of the engine multiplies by what overflowed inside it; so an Inf weight
+  meets a zero, and the weight is the cause.
+- zero variance: norms alone. The last norm would need a stream that the last experts cancel exactly.
+- masked row: the engine masks no key, so only failing arithmetic (fault_hooked.py) makes one; router logits of −Inf are
+  an origin of their own before the softmax reads them.
+- bad scale: what a configuration could say is refused by open() (tests/test_faults.py); fault_hooked.py does the rest.
+- stale rows: at every point by fault_hooked.py, but `moe.output` without a shared expert, which is `moe.routed`.
+"""
 
 from __future__ import annotations
 

@@ -138,8 +138,10 @@ def planted(p: Patient, s: Spot, fault: str, random: np.random.Generator) -> tup
     if not s.tap:
         # What failed lies between two taps. Which values of the point they were can be told from the watch table
         # alone; what was broken is told by it too, or is "unknown" with what it would need.
-        indices = (*indices, *behind(p, s, first, token))
+        # Scores that are not finite although q · k is are "scale" by what the table shows, whoever spoiled them.
+        indices = (*indices, first, *behind(p, s, first, token))
         kinds |= {"unknown"} if fault == "stale buffer" else set()
+        kinds |= {"scale"} if s.what == "attn.scores" and fault != "masked row" else set()
     expected = Expected(
         s.path, s.layer if s.layer >= 0 else None, s.stage, token, indices, frozenset(kinds),
         s.expert if s.expert >= 0 else None,
@@ -187,7 +189,7 @@ def main(seed: int, count: int) -> None:
         done = 0
         for i in random.permutation(len(choices) * 4).tolist():
             name, s = choices[i % len(choices)]
-            if done == count * (4 if what == "attn.scores" else 1):
+            if done == count * (2 if what == "attn.scores" else 1):
                 break
             made = planted(patient(name), s, fault, random)
             if made is None:
