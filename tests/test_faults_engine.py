@@ -15,7 +15,7 @@ from fault_engine import build
 
 from colibri_lab import _core
 
-SEED = int(os.environ.get("COLIBRI_FAULT_SEED", "6"))
+SEED = int(os.environ.get("COLIBRI_FAULT_SEED", "7"))
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +23,30 @@ def faulty_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("engine"))
 
 
-def test_faults_of_the_arithmetic_are_found_where_they_happen(faulty_engine: Path) -> None:
-    """NaN and Inf that no definition gives, rows that were not written, masked rows, scales: at every point."""
+def hooked(engine: Path, count: int) -> Tally:
+    """`count` cases of each fault at each point, run on the faulty engine in a process of its own."""
     script = Path(__file__).parent / "faults" / "fault_hooked.py"
     paths = os.pathsep.join([str(script.parents[2]), str(script.parent), str(script.parents[1] / "support")])
     done = subprocess.run(
-        [sys.executable, str(script), str(faulty_engine), str(SEED), "5"],
+        [sys.executable, str(script), str(engine), str(SEED), str(count)],
         capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     out = Tally()
     for line in map(json.loads, done.stdout.splitlines()):
         out.add(line["fault"], line["what"], line["name"], line["place"], line["kind"])
-    out.check(300)
+    return out
+
+
+def test_faults_of_the_arithmetic_are_found_where_they_happen(faulty_engine: Path) -> None:
+    """NaN and Inf that no definition gives, rows that were not written, masked rows, scales: at every point."""
+    hooked(faulty_engine, 1).check(80)
+
+
+@pytest.mark.soak
+def test_faults_of_the_arithmetic_in_a_larger_draw(faulty_engine: Path) -> None:
+    """Ten of each at every point (make soak)."""
+    hooked(faulty_engine, 10).check(750)
 
 
 def test_the_engine_in_use_knows_no_faults() -> None:
