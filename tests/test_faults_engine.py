@@ -40,13 +40,13 @@ def hooked(engine: Path, count: int) -> Tally:
 
 def test_faults_of_the_arithmetic_are_found_where_they_happen(faulty_engine: Path) -> None:
     """NaN and Inf that no definition gives, rows that were not written, masked rows, scales: at every point."""
-    hooked(faulty_engine, 1).check(80)
+    hooked(faulty_engine, 5).check(390)
 
 
 @pytest.mark.soak
 def test_faults_of_the_arithmetic_in_a_larger_draw(faulty_engine: Path) -> None:
-    """Ten of each at every point (make soak)."""
-    hooked(faulty_engine, 10).check(750)
+    """Twenty of each at every point (make soak)."""
+    hooked(faulty_engine, 20).check(1500)
 
 
 def test_the_engine_in_use_knows_no_faults() -> None:
