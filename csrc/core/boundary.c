@@ -73,6 +73,11 @@ static void clear_table(const boundary *b, colibri_watch_row *table)
             clear(&table[row_of(b, p, l)], p, point_is_per_layer(p) ? l : -1);
 }
 
+static bool has_row(const config *c, const colibri_watch_row *r)
+{
+    return point_exists(c, (point)r->point, r->layer < 0 ? 0 : r->layer);
+}
+
 static void add_table(const boundary *b, colibri_watch_row *to, const colibri_watch_row *from)
 {
     for (int64_t i = 0; i < b->n_rows; i++)
@@ -82,6 +87,20 @@ static void add_table(const boundary *b, colibri_watch_row *to, const colibri_wa
 int64_t boundary_table_bytes(const config *c)
 {
     return rows_of(c) * (int64_t)sizeof(colibri_watch_row);
+}
+
+static int64_t points_of(const config *c)
+{
+    int64_t n = 0;
+    for (point p = 0; p < POINT_COUNT; p++)
+        for (int64_t l = 0; l < (point_is_per_layer(p) ? c->num_hidden_layers : 1); l++)
+            n += point_exists(c, p, l);
+    return n;
+}
+
+int64_t boundary_pass_bytes(const config *c)
+{
+    return points_of(c) * (int64_t)sizeof(pass_counts);
 }
 
 int64_t boundary_thread_bytes(void)
@@ -99,16 +118,17 @@ bool boundary_is_on(const boundary *b)
     return b->watch != COLIBRI_WATCH_OFF || b->emulation != NULL;
 }
 
-void boundary_init(boundary *b, const config *c, int n_threads, void *tables, void *threads)
+void boundary_init(boundary *b, const config *c, int n_threads, void *tables, void *passes, void *threads)
 {
     b->config = c;
     b->n_threads = n_threads;
     b->n_rows = rows_of(c);
+    b->n_points = points_of(c);
     b->threads = threads;
     b->pass = tables;
     b->closed = b->pass + b->n_rows;
     b->spare = b->closed + b->n_rows;
-    b->passes = b->spare + b->n_rows;
+    b->passes = passes;
     clear_table(b, b->closed);
 }
 
@@ -282,8 +302,12 @@ void boundary_forget(boundary *b, point first, point last, int64_t layer)
 
 void boundary_close_pass(boundary *b, int64_t pass)
 {
-    if (b->watch != COLIBRI_WATCH_OFF)
-        memcpy(b->passes + pass * b->n_rows, b->pass, (size_t)b->n_rows * sizeof *b->pass);
+    pass_counts *out = b->passes + pass * b->n_points;
+    for (int64_t i = 0; b->watch != COLIBRI_WATCH_OFF && i < b->n_rows; i++) {
+        const colibri_watch_row *r = &b->pass[i];
+        if (has_row(b->config, r))
+            *out++ = (pass_counts){r->n, r->n_nan, r->n_signalling, r->n_inf, r->n_negative_inf, r->n_subnormal, r->largest};
+    }
 }
 
 void boundary_add_pass(boundary *b)
@@ -292,13 +316,30 @@ void boundary_add_pass(boundary *b)
         add_table(b, b->closed, b->pass);
 }
 
-void boundary_sum(boundary *b, int64_t n_passes)
+/* The sum of the first passes, all of which `from` has closed, into the spare table. */
+static void sum(boundary *b, const boundary *from, int64_t n_passes, int64_t n_tokens)
 {
-    if (b->watch == COLIBRI_WATCH_OFF)
-        return;
+    const pass_counts *r = b->passes;
     clear_table(b, b->spare);
-    for (int64_t i = 0; i < n_passes; i++)
-        add_table(b, b->spare, b->passes + i * b->n_rows);
+    for (int64_t pass = 0; pass < n_passes; pass++)
+        for (int64_t i = 0; i < b->n_rows; i++)
+            if (has_row(b->config, &b->spare[i])) {
+                add(&b->spare[i], &(colibri_watch_row){.n = r->n, .n_nan = r->n_nan, .n_signalling = r->n_signalling,
+                                                       .n_inf = r->n_inf, .n_negative_inf = r->n_negative_inf,
+                                                       .n_subnormal = r->n_subnormal, .largest = r->largest, .token = -1});
+                r++;
+            }
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        const colibri_watch_row *all = &from->closed[i];
+        if (is_found(all) && all->token < n_tokens)
+            put_first(&b->spare[i], all->token, all->expert, all->index, all->bits);
+    }
+}
+
+void boundary_sum(boundary *b, int64_t n_passes, int64_t n_tokens)
+{
+    if (b->watch != COLIBRI_WATCH_OFF)
+        sum(b, b, n_passes, n_tokens);
 }
 
 void boundary_use_sum(boundary *b)
@@ -308,12 +349,12 @@ void boundary_use_sum(boundary *b)
     b->spare = old;
 }
 
-void boundary_copy(boundary *b, const boundary *from, int64_t n_passes)
+void boundary_copy(boundary *b, const boundary *from, int64_t n_passes, int64_t n_tokens)
 {
     if (b->watch == COLIBRI_WATCH_OFF)
         return;
-    memcpy(b->passes, from->passes, (size_t)(n_passes * b->n_rows) * sizeof *b->passes);
-    boundary_sum(b, n_passes);
+    memcpy(b->passes, from->passes, (size_t)(n_passes * b->n_points) * sizeof *b->passes);
+    sum(b, from, n_passes, n_tokens);
     boundary_use_sum(b);
 }
 
@@ -322,7 +363,7 @@ size_t boundary_table(const boundary *b, colibri_watch_row *out, size_t capacity
     size_t n = 0;
     for (int64_t i = 0; b->watch != COLIBRI_WATCH_OFF && i < b->n_rows; i++) {
         const colibri_watch_row *r = &b->closed[i];
-        if (!point_exists(b->config, (point)r->point, r->layer < 0 ? 0 : r->layer))
+        if (!has_row(b->config, r))
             continue;
         if (n < capacity)
             out[n] = *r;

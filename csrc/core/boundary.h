@@ -19,6 +19,13 @@ typedef struct thread_counts {
     colibri_watch_row rows[POINT_COUNT];
 } thread_counts;
 
+/* What is kept of a closed pass at one point: what cannot be told from the sum of all passes. Where the first value that is not
+ * finite stands can: passes follow each other token by token, so it is the sum's, if that pass is kept, or there is none. */
+typedef struct pass_counts {
+    int64_t n, n_nan, n_signalling, n_inf, n_negative_inf, n_subnormal;
+    float largest;
+} pass_counts;
+
 typedef struct boundary {
     const colibri_emulation *emulation; /* [num_hidden_layers, POINT_COUNT], or NULL: none */
     const config *config;
@@ -29,7 +36,8 @@ typedef struct boundary {
     colibri_watch_row *pass;   /* [n_rows] of the pass in progress */
     colibri_watch_row *closed; /* [n_rows] of all closed passes together; readers look within an instant */
     colibri_watch_row *spare;  /* [n_rows] as boundary_sum left it */
-    colibri_watch_row *passes; /* [max_tokens, n_rows] of each closed pass */
+    int64_t n_points;          /* rows that this model has */
+    pass_counts *passes;       /* [max_tokens, n_points] of each closed pass */
 
     /* The stage that runs. */
     int64_t layer, first_token;     /* -1 outside layers; the first token of the tile */
@@ -66,13 +74,14 @@ static inline void pass_boundary(const machine *m, int thread, point p, piece x)
 /* Whole contiguous rows of the tile from token `first` on, when all of them are there: split among the threads. */
 void pass_rows(machine *m, point p, float *values, int64_t first, int64_t n_rows, int64_t width);
 
-/* What a session plans for a boundary: bytes of one table, of which it has 3 and one for each pass, and of one thread. */
+/* What a session plans for a boundary: bytes of one table, of which it has 3, of what is kept of one pass, and of one thread. */
 int64_t boundary_table_bytes(const config *c);
+int64_t boundary_pass_bytes(const config *c);
 int64_t boundary_thread_bytes(void);
 
 /* Does anything happen to values here? */
 bool boundary_is_on(const boundary *b);
-void boundary_init(boundary *b, const config *c, int n_threads, void *tables, void *threads);
+void boundary_init(boundary *b, const config *c, int n_threads, void *tables, void *passes, void *threads);
 
 void boundary_begin_pass(boundary *b);
 void boundary_begin_stage(boundary *b, int64_t layer, int64_t first_token);
@@ -86,10 +95,11 @@ void boundary_forget(boundary *b, point first, point last, int64_t layer);
 void boundary_close_pass(boundary *b, int64_t pass);
 void boundary_add_pass(boundary *b);
 
-/* The closed passes are to be the first n_passes alone: their counts are summed, then (within an instant) put in place. */
-void boundary_sum(boundary *b, int64_t n_passes);
+/* The closed passes are to be the first n_passes alone, of n_tokens: their counts are summed, then (within an instant) put in
+ * place. */
+void boundary_sum(boundary *b, int64_t n_passes, int64_t n_tokens);
 void boundary_use_sum(boundary *b);
-void boundary_copy(boundary *b, const boundary *from, int64_t n_passes);
+void boundary_copy(boundary *b, const boundary *from, int64_t n_passes, int64_t n_tokens);
 
 size_t boundary_table(const boundary *b, colibri_watch_row *out, size_t capacity); /* within an instant */
 

@@ -98,7 +98,7 @@ static colibri_status keep(session *s, int64_t n_tokens, colibri_message *messag
     int64_t n_passes;
     TRY(count_passes(s, n_tokens, &n_passes, message));
     if (n_passes < s->n_passes)
-        boundary_sum(&s->boundary, n_passes);
+        boundary_sum(&s->boundary, n_passes, n_tokens);
     return keep_in_place(s, n_tokens, n_passes) ? COLIBRI_OK : keep_copied(s, n_tokens, n_passes, message);
 }
 
@@ -137,7 +137,7 @@ static colibri_status map_rows(session *s, int file, int64_t offset, int64_t n_t
     TRY(count_passes(s, n_tokens, &n_passes, message));
     TRY(block_of_file(s->layout.tape_bytes, file, offset, s->model, &fresh, message));
     if (n_passes < s->n_passes)
-        boundary_sum(&s->boundary, n_passes);
+        boundary_sum(&s->boundary, n_passes, n_tokens);
     go_on_in(s, fresh, n_tokens, n_passes);
     return COLIBRI_OK;
 }
@@ -160,7 +160,7 @@ static colibri_status fork_rows(session *s, int64_t n_tokens, session **out, col
     f->n_tokens = n_tokens;
     f->n_passes = n_passes;
     memcpy(session_passes(f), session_passes(s), (size_t)(2 * n_passes) * sizeof(int64_t));
-    boundary_copy(&f->boundary, &s->boundary, n_passes);
+    boundary_copy(&f->boundary, &s->boundary, n_passes, n_tokens);
     f->has_logits = s->has_logits && n_tokens == s->n_tokens;
     if (f->has_logits)
         memcpy(block_data(f->logits), block_data(s->logits), (size_t)s->layout.logits_bytes);

@@ -99,7 +99,8 @@ static void plan_scratch(const config *c, const bool *kept, int n_threads, layou
     out->room_floats = machine_room(larger(larger(c->hidden_size, c->num_attention_heads * c->head_dim), width));
     out->room = plan_take(&scratch, n_threads, out->room_floats * f32);
     if (out->watches) {
-        out->tables = plan_take(&scratch, 3 + out->max_tokens, boundary_table_bytes(c));
+        out->tables = plan_take(&scratch, 3, boundary_table_bytes(c));
+        out->pass_tables = plan_take(&scratch, out->max_tokens, boundary_pass_bytes(c));
         out->thread_tables = plan_take(&scratch, n_threads, boundary_thread_bytes());
     }
     out->scratch_bytes = scratch.n_bytes;

@@ -37,7 +37,7 @@ typedef struct layout {
     int64_t router;             /* [threads] router_scratch() */
     int64_t gate, up, hidden;   /* [FFN_ROWS, widest feed-forward network] */
     int64_t room, room_floats;  /* [threads, room_floats] machine_room() */
-    int64_t tables, thread_tables; /* [3 + max_tokens] and [threads] of what a boundary counts */
+    int64_t tables, pass_tables, thread_tables; /* [3], [max_tokens] and [threads] of what a boundary counts */
 } layout;
 
 /* Fills *out but for `slots` and `watches`, which the caller gives, for the taps marked in kept (capture.h).

@@ -97,7 +97,7 @@ static colibri_status reserve(session *s, const bool *kept, int64_t max_tokens, 
     s->machine.room_floats = s->layout.room_floats;
     if (s->layout.watches)
         boundary_init(&s->boundary, &s->model->config, n_threads, block_data(s->scratch) + s->layout.tables,
-                      block_data(s->scratch) + s->layout.thread_tables);
+                      block_data(s->scratch) + s->layout.pass_tables, block_data(s->scratch) + s->layout.thread_tables);
     if (boundary_is_on(&s->boundary))
         s->machine.boundary = &s->boundary;
     TRY(block_create(s->layout.logits_bytes, BLOCK_WORK, s->model, &s->logits, message));

@@ -13,7 +13,7 @@ enum { LAYERS = 2, THREADS = 3, ROWS = 7, COLS = 19, TOKEN = 40 };
 typedef struct bench {
     config config;
     boundary boundary;
-    void *tables, *threads;
+    void *tables, *passes, *threads;
 } bench;
 
 static void bench_new(bench *b, colibri_watch watch)
@@ -23,15 +23,17 @@ static void bench_new(bench *b, colibri_watch watch)
     for (int l = 0; l < LAYERS; l++)
         b->config.is_moe[l] = true;
     b->boundary.watch = watch;
-    b->tables = malloc((size_t)(boundary_table_bytes(&b->config) * 8));
+    b->tables = malloc((size_t)(boundary_table_bytes(&b->config) * 3));
+    b->passes = malloc((size_t)(boundary_pass_bytes(&b->config) * 2));
     b->threads = malloc((size_t)(boundary_thread_bytes() * THREADS));
-    CHECK(b->tables != NULL && b->threads != NULL);
-    boundary_init(&b->boundary, &b->config, THREADS, b->tables, b->threads);
+    CHECK(b->tables != NULL && b->passes != NULL && b->threads != NULL);
+    boundary_init(&b->boundary, &b->config, THREADS, b->tables, b->passes, b->threads);
 }
 
 static void bench_free(bench *b)
 {
     free(b->tables);
+    free(b->passes);
     free(b->threads);
 }
 
@@ -240,6 +242,45 @@ static void test_counts_follow_truncation_forks_and_failure(void)
     tiny_close(m, &t);
 }
 
+static void test_the_first_value_of_a_sum_is_that_of_the_passes_it_keeps(void)
+{
+    int32_t ids[N_IDS];
+    colibri_message message;
+    tiny_checkpoint t = tiny_mixtral();
+    t.plant_tensor = "model.embed_tokens.weight";
+    t.plant_value = NAN;
+    colibri_model *m = tiny_open(&t);
+    tiny_ids(ids, N_IDS, &t, 5);
+    for (int i = 0; i < N_IDS; i++)
+        ids[i] = i == 5 || i == 8 ? 0 : ids[i] == 0 ? 1 : ids[i]; /* the planted value is of token id 0 */
+    colibri_session *s = watching(m, COLIBRI_WATCH_COUNT, 2, N_IDS), *fork;
+    for (int i = 0; i < 5; i++)
+        tiny_feed(s, ids + 2 * i, 2);
+    for (int kept = 10; kept >= 0; kept -= 2) {
+        colibri_session *reference = watching(m, COLIBRI_WATCH_COUNT, 1, N_IDS);
+        if (kept > 0)
+            tiny_feed(reference, ids, kept);
+        CHECK_OK(colibri_session_fork(s, kept, &fork, &message), message);
+        CHECK_OK(colibri_session_truncate(s, kept, &message), message);
+        table a = table_of(reference), b = table_of(s), c = table_of(fork);
+        CHECK(same_tables(&a, &b) && same_tables(&a, &c));
+        CHECK(a.rows[0].token == (kept > 5 ? 5 : -1) && a.rows[0].n_nan == (kept > 8 ? 2 : kept > 5));
+        colibri_session_release(fork);
+        colibri_session_release(reference);
+    }
+    colibri_session_release(s);
+    tiny_close(m, &t);
+}
+
+/* A session plans one for each token: of 48 layers without a shared expert 63 KB, less than keys and values take. */
+static void test_what_is_kept_of_a_pass_is_less_than_half_a_table(void)
+{
+    config c = {.num_hidden_layers = 48};
+    for (int l = 0; l < 48; l++)
+        c.is_moe[l] = true;
+    CHECK(boundary_pass_bytes(&c) <= 64 << 10 && 2 * boundary_pass_bytes(&c) < boundary_table_bytes(&c));
+}
+
 static void test_stop_ends_a_pass_and_a_step_with_a_sentence_and_the_session_goes_on(void)
 {
     int32_t ids[N_IDS];
@@ -285,6 +326,8 @@ int main(void)
     RUN(test_a_stage_that_stops_is_not_counted_and_names_its_first_point);
     RUN(test_tables_are_the_same_for_any_threads_and_passes_and_stepped);
     RUN(test_counts_follow_truncation_forks_and_failure);
+    RUN(test_the_first_value_of_a_sum_is_that_of_the_passes_it_keeps);
+    RUN(test_what_is_kept_of_a_pass_is_less_than_half_a_table);
     RUN(test_stop_ends_a_pass_and_a_step_with_a_sentence_and_the_session_goes_on);
     RUN(test_a_session_that_does_not_watch_has_no_table_and_a_wrong_watch_is_refused);
     return 0;
