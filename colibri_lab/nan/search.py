@@ -11,14 +11,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from colibri_lab.difference.pair import trace_from
-from colibri_lab.errors import ArgumentError, CapacityError, NotCapturedError, OutOfMemoryError
+from colibri_lab.errors import CapacityError, NotCapturedError, OutOfMemoryError
 from colibri_lab.nan.births import births
 from colibri_lab.nan.causes import explain
 from colibri_lab.nan.census import census, first_rows, taps_of
 from colibri_lab.nan.propagation import propagate
 from colibri_lab.nan.replay import is_complete, obstacle, replay, watched
 from colibri_lab.nan.result import Found, Origin
-from colibri_lab.nan.source import Birth, Source
+from colibri_lab.nan.source import Birth, Source, opened
 from colibri_lab.nan.watched import swallowed
 from colibri_lab.progress import Progress, shown
 from colibri_lab.trace import HasTrace, Trace
@@ -56,7 +56,7 @@ def find(
     what `load_trace` raises.
     """
     trace = trace_from(x)
-    model = _model(model)
+    model = opened(model)
     if trace.model is None:
         trace.model = model
     watch = getattr(x, "watch", None)
@@ -96,16 +96,6 @@ def scan(x: Trace | HasTrace | str | PathLike[str]) -> NDArray[Any]:
 
 
 # ---- what is looked at ----
-
-
-def _model(model: Any) -> Any:
-    if isinstance(model, str | PathLike):
-        import colibri_lab as lab
-
-        return lab.open(model)
-    if not (model is None or hasattr(model, "weights")):
-        raise ArgumentError(f"model= takes a lab.Model or its path; this is a {type(model).__name__}: {model!r:.80}")
-    return model
 
 
 def _seen(source: Source, progress: Progress) -> tuple[Source, dict[str, int], tuple[str, ...]]:

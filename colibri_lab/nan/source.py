@@ -11,16 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from os import PathLike
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.difference.formulas import settings_of
+from colibri_lab.errors import ArgumentError
 from colibri_lab.numerics import FORMATS
 from colibri_lab.trace import Trace
 
-__all__ = ["Birth", "Source"]
+__all__ = ["Birth", "Source", "opened"]
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -187,6 +189,19 @@ class Source:
         """How many keys a query of a layer sees, itself included; None: all before it."""
         windows = self.settings.windows
         return windows[layer] if layer < len(windows) else None
+
+
+def opened(model: Any) -> Any:
+    """The model, opened if it is a path; None stays None. Raises ArgumentError for anything else, and what `lab.open`
+    raises.
+    """
+    if isinstance(model, str | PathLike):
+        import colibri_lab as lab
+
+        return lab.open(model)
+    if not (model is None or hasattr(model, "weights")):
+        raise ArgumentError(f"model= takes a lab.Model or its path; this is a {type(model).__name__}: {model!r:.80}")
+    return model
 
 
 def _names(pattern: str, point: str) -> bool:

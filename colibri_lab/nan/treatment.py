@@ -14,7 +14,7 @@ from colibri_lab.errors import ArgumentError, nearest
 from colibri_lab.nan.replay import obstacle
 from colibri_lab.nan.replays import Change, Rerun, emulation_of, kl_of, rerouted, run, run_code, tightest
 from colibri_lab.nan.result import Cure, Found, Origin
-from colibri_lab.nan.source import Source
+from colibri_lab.nan.source import Source, opened
 from colibri_lab.numerics import FORMATS
 from colibri_lab.progress import Progress, shown
 from colibri_lab.trace import Trace
@@ -42,7 +42,7 @@ def cure(
     (None: float32), or with `whole` the whole model; "weight" puts `value` in the place of the weight's element.
     Without an emulation "precision" is the sum of an expert's output in float64, where its exact value fits float32.
 
-    `origin`: which of `found.origins`. `model`: for a trace from a file, the open lab.Model that made it.
+    `origin`: which of `found.origins`. `model`: for a trace from a file, the lab.Model that made it, or its path.
 
     `gone` is False while anything is left that is not finite, also another origin: `left` is the first of these. It is
     None, and `note` says why, where the change makes no sense or the run cannot be replayed. KL and re-routed tokens
@@ -92,7 +92,7 @@ class _Ward:
 
     def __init__(self, found: Found, origin: Origin, model: Any) -> None:
         self.trace, self.origin = found.trace, origin
-        self.model = found.trace.model if model is None else model
+        self.model = found.trace.model if model is None else opened(model)
         path = None if self.model is None else str(self.model.path)
         self.opened = "found.trace.model" if found.trace.model is not None else f"lab.open({path!r})"
         self.obstacle = obstacle(Source(found.trace, self.model))

@@ -15,8 +15,8 @@ import traitlets
 from colibri_lab import nan
 from colibri_lab.errors import ArgumentError, ColibriError, nearest
 from colibri_lab.nan.result import Cure, Found
-from colibri_lab.nan.source import Source
-from colibri_lab.trace import Trace
+from colibri_lab.nan.source import Source, opened
+from colibri_lab.trace import Trace, trace_of
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
 from colibri_lab.widgets._wire import pack
@@ -61,11 +61,11 @@ class NanTracer(Working, anywidget.AnyWidget):
     def __init__(self, x: Any, *, model: Any = None, progress: Any = None) -> None:
         self._work = threading.Lock()
         self._stop = threading.Event()
-        self._model = model
         self._cures: dict[tuple[int, str], Cure] = {}  # by origin and name of the change
         self._running: int | None = None  # row of the table of cures
         self._data: NanData | None = None
-        self._data = _searched(x, model, progress)
+        self._model = opened(model)
+        self._data = _searched(x, self._model, progress)
         self.selection = self._data.start()
         super().__init__()
         self.on_msg(self._on_message)
@@ -107,9 +107,9 @@ class NanTracer(Working, anywidget.AnyWidget):
 
     @traitlets.validate("chosen")
     def _valid_chosen(self, proposal: dict[str, Any]) -> int:
-        number, origins = int(proposal["value"]), self._shown.origins
-        if origins and not 0 <= number < len(origins):
-            raise ArgumentError(f"there is no origin {number}; origins are 0 to {len(origins) - 1}.")
+        number, last = int(proposal["value"]), max(len(self._shown.origins) - 1, 0)
+        if not 0 <= number <= last:
+            raise ArgumentError(f"there is no origin {number:.20g}; origins are 0 to {last}.")
         return number
 
     @traitlets.observe("chosen")
@@ -130,7 +130,7 @@ class NanTracer(Working, anywidget.AnyWidget):
         if found is None:
             raise ArgumentError("The run is clean: nothing needs a cure.")
         offered = {offer.name: offer for offer in offers(found, number, self._model)}
-        if name not in offered:
+        if not isinstance(name, str) or name not in offered:
             raise ArgumentError(f"no change is called {name!r:.40}{nearest(str(name), offered)}")
         offer = offered[name]
         if offer.row.note:
@@ -288,12 +288,12 @@ def _searched(x: Any, model: Any, progress: Any) -> NanData:
         import colibri_lab
 
         x = colibri_lab.load_trace(x)
-    if not isinstance(x, Trace) and not callable(getattr(x, "trace", None)):
+    if not isinstance(x, Trace) and not hasattr(x, "tape"):
         hint = "; make a session of it: model.session()" if callable(getattr(x, "session", None)) else ""
         raise ArgumentError(
             f"NanTracer takes a session, a trace, its path or what was found, not {type(x).__name__}{hint}"
         )
-    trace = x if isinstance(x, Trace) else x.trace()
+    trace = trace_of(x)
     if not trace.ids:
         return NanData.clean(trace)
     found = nan.find(x, model=model, progress=progress)

@@ -85,7 +85,8 @@ class NanData:
     def known(self, path: str) -> str:
         """A path as the map has it: experts of a layer share a row. Raises TapError for one that is not there."""
         parts = path.split(".")
-        shared = ".".join([*parts[:4], "*", *parts[5:]]) if ".moe.experts." in path and len(parts) > 5 else path
+        one = ".moe.experts." in path and len(parts) > 5 and parts[4].isascii() and parts[4].isdigit()
+        shared = ".".join([*parts[:4], "*", *parts[5:]]) if one else path
         for name in (path, shared):
             if name in self._at:
                 return name
@@ -117,9 +118,9 @@ class NanData:
     def _in_layer(self, path: str, layer: Any) -> str:
         """The same tap in another layer, or that layer's last one when it stands outside the layers."""
         kind = path.split(".", 2)[2] if path.startswith("layers.") else path
-        if f"layers.{layer}.{kind}" in self._at:
+        if is_whole(layer) and f"layers.{layer}.{kind}" in self._at:
             return f"layers.{layer}.{kind}"
-        there = [p for p in self.paths if layer_of(p) == layer]
+        there = [p for p in self.paths if is_whole(layer) and layer_of(p) == layer]
         if there:
             return there[-1]
         have = sorted({n for n in map(layer_of, self.paths) if n is not None})
@@ -258,7 +259,7 @@ class NanData:
         if rows is None:
             return {**where, "recorded": False}
         tokens, values = rows
-        flat = values.reshape(len(values), -1)
+        flat = values.reshape(len(values), math.prod(values.shape[1:]))  # also of an expert without a token
         bad = ~np.isfinite(flat)
         ill = np.unique(tokens[bad.any(axis=1)])
         own = flat[tokens == token]

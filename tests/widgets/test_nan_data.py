@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from founds import CURED, EXPERT, LAYER, NOT_CURED, OVERFLOW, TOKEN, UNKNOWN, WEIGHT, many, overflow, run, steps, table
 
+import colibri_lab as lab
 from colibri_lab.errors import ArgumentError, TapError
 from colibri_lab.nan.result import Found, Operand, Propagation, Step
 from colibri_lab.widgets.nan_data import STATES, NanData, cure_facts, number_text, operand_facts
@@ -76,6 +77,10 @@ def test_a_selection_keeps_what_is_left_out() -> None:
         ({"token": 40}, "tokens are 0 to 39"),
         ({"expert": 8}, "experts are 0 to 7"),
         ({"layer": 6}, "layers are 0 to 5"),
+        ({"layer": "3"}, "no layer '3'"),
+        ({"layer": True}, "no layer True"),
+        ({"path": f"layers.{LAYER}.moe.experts.-1.hidden"}, "no tap"),
+        ({"path": f"layers.{LAYER}.moe.experts.².hidden"}, "no tap"),
         ({"row": 3}, "not row"),
         ({"path": "logits", "layer": 2}, "the path or the layer"),
     ],
@@ -186,6 +191,16 @@ def test_a_cell_of_an_expert_has_the_rows_of_its_tokens() -> None:
     assert cell["absmax"] == float(np.abs(rows["output"][0]).max())
     absent = next(t for t in range(40) if t not in rows["tokens"])
     assert data.cell(f"layers.{LAYER}.moe.experts.*.output", absent, EXPERT)["n"] == 0
+
+
+def test_a_cell_of_an_expert_without_a_token_is_empty() -> None:
+    """Selecting it is no error: nothing is there, and nothing is not finite."""
+    session = lab.open().session(capture="all")
+    session.feed([1])
+    trace = session.trace()
+    idle = next(e for e in range(trace.num_experts) if not len(trace.expert_rows(LAYER, e)["tokens"]))
+    cell = strict(NanData(None, trace, lab.nan.scan(trace)).cell(f"layers.{LAYER}.moe.experts.*.hidden", 0, idle))
+    assert (cell["recorded"], cell["bad"], cell["n"], cell["absmax"]) == (True, 0, 0, None)
 
 
 def test_operands_show_their_bits() -> None:

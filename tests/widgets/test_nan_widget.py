@@ -125,10 +125,32 @@ def test_a_path_is_loaded_and_searched(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert isinstance(seen[0], lab.Trace) and len(seen[0].ids) == 40
 
 
-@pytest.mark.parametrize(("wrong", "words"), [(3, "not int"), ({}, "not dict")])
+@pytest.mark.parametrize(("wrong", "words"), [(3, "not int"), ({}, "not dict"), (np.zeros(3), "not ndarray")])
 def test_anything_else_is_refused_in_a_sentence(wrong: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         lab.NanTracer(wrong)
+
+
+def test_a_model_may_be_a_path_and_nothing_else(tmp_path: Path) -> None:
+    """It is opened once, for the search and for the cures."""
+    model = lab.open()
+    bias = {"norm": np.full_like(model.weights["norm"], np.inf)}
+    session = model.with_weights(bias).session(capture="all")
+    session.feed([1, 2])
+    session.trace().save(tmp_path / "run.safetensors")
+    view = lab.NanTracer(tmp_path / "run.safetensors", model=str(model.path))
+    cure = view.cure("clamp")
+    assert cure is not None and "another" in cure.note
+    with pytest.raises(ArgumentError, match="Model or its path; this is a int"):
+        lab.NanTracer(view.found, model=3)
+    with pytest.raises(ArgumentError, match="Model or its path; this is a int"):
+        lab.nan.cure(view.found, "clamp", model=3)
+
+
+def test_a_clean_run_has_no_other_origin() -> None:
+    view = lab.NanTracer(None)
+    with pytest.raises(ArgumentError, match="origins are 0 to 0"):
+        view.chosen = 1
 
 
 def test_selecting_in_python_sends_the_cell(view: NanTracer) -> None:
@@ -145,8 +167,9 @@ def test_choosing_an_origin_sends_its_way_and_its_cures(view: NanTracer) -> None
     view.chosen = 1
     assert [m["kind"] for m in messages] == ["origin", "cures"]
     assert messages[0]["boxes"][0]["title"] == "queries[2, 7]"
-    with pytest.raises(ArgumentError, match="origins are 0 to 2"):
-        view.chosen = 3
+    for wrong in (3, -1, 10**40):
+        with pytest.raises(ArgumentError, match="origins are 0 to 2"):
+            view.chosen = wrong
 
 
 def test_requests_are_answered(view: NanTracer) -> None:
