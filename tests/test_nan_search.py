@@ -366,6 +366,21 @@ def test_an_infinity_that_a_sigmoid_swallows_is_an_origin_of_its_own(tmp_path: P
     assert gate[found.origin.token] in (0, 1) and found.propagation.ruined == ()
 
 
+def test_an_origin_in_a_tap_that_was_not_recorded_is_marked_where_its_values_were_found() -> None:
+    """Scores overflow; the capture has no attention weights: the map marks what attention gave, as `scan` does."""
+    model = lab.open()
+    large = {}
+    for name in ("layers.2.attn.q", "layers.2.attn.k"):
+        weight = np.array(model.weights[name])
+        large[name] = (weight.astype(np.float32) * 200).astype(weight.dtype)
+    session = model.with_weights(large).session(capture="all", emulate="float16")
+    session.feed([4, 5, 6, 7, 8])
+    found = lab.nan.find(session)
+    assert found is not None and found.origin.path == "layers.2.attn.weights"
+    for table in (found.map, lab.nan.scan(session)):
+        assert table["path"][table["state"] == "origin"].tolist() == ["layers.2.attn.out"]
+
+
 def test_a_replay_that_does_not_fit_ends_at_the_first_bad_token(sick: lab.Model, monkeypatch: Any) -> None:
     """All taps of the whole prompt are refused; those up to the token that a watched run named fit."""
     session = sick.session(capture="none")

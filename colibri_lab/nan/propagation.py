@@ -265,13 +265,21 @@ class _Way:
             came = rows if edge.reach == 1 else _sees(rows, edge.reach)
             clean = np.flatnonzero(came & ~bad)
             if len(clean):
-                what = value_text(self.taps.first_value(edge.path, int(rows.argmax())))
+                what, place = self._what_came(edge.path, int(rows.argmax()))
                 self.swallowed.append(
-                    f"{path}, {rows_text(clean, 'token')}: {what} came in from {edge.path}, only finite values came out"
+                    f"{path}, {rows_text(clean, 'token')}: {what} came in from {place}, only finite values came out"
                 )
                 return
         if path.endswith(("attn.norm", "moe.input", "mlp.input")) or path == "norm":
             self._note_zeros(path, bad)
+
+    def _what_came(self, path: str, token: int) -> tuple[str, str]:
+        """(value, where it was): of a tap that was not recorded what an origin there knows."""
+        if not self.source.has(path):
+            for origin in self.origins:
+                if origin.path == path and token in (origin.tokens or (origin.token,)):
+                    return value_text(origin.value), origin.point or path
+        return value_text(self.taps.first_value(path, token)), path
 
     def _note_zeros(self, path: str, bad: Bools) -> None:
         """A norm divides by Inf what is finite."""

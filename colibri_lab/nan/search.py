@@ -66,14 +66,15 @@ def find(
     if not (first or inside):
         return None
     with shown(progress, len(source.trace.layers) + 1, "layers", "NaN origins") as report:
-        origins = _origins((*births(source, first, report), *inside), source)
+        born = (*births(source, first, report), *inside)
+        origins = _origins(born, source)
     if not origins:
         return None
     return Found(
         trace=source.trace,
         origins=origins,
         propagation=propagate(source, origins),
-        map=_marked(census(source), origins),
+        map=_marked(census(source), origins, born),
         dtype=source.dtype,
         notes=(*notes, *_unknown(source)),
     )
@@ -177,9 +178,10 @@ def _order(origin: Origin) -> tuple[Any, ...]:
     return layer, _RANK.get(point, len(_RANK)), expert, origin.token, index
 
 
-def _marked(table: NDArray[Any], origins: tuple[Origin, ...]) -> NDArray[Any]:
-    for origin in origins:
-        _mark(table, origin.path)
+def _marked(table: NDArray[Any], origins: tuple[Origin, ...], born: Iterable[Birth]) -> NDArray[Any]:
+    """An origin whose own tap was not recorded is marked at the tap in which its values were found."""
+    for path in {*(origin.path for origin in origins), *(birth.path for birth in born if birth.mask.any())}:
+        _mark(table, path)
     return table
 
 

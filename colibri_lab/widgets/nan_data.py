@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.difference.taps import parse
 from colibri_lab.errors import ArgumentError, TapError, is_whole, nearest
 from colibri_lab.nan.margins import Headroom
 from colibri_lab.nan.result import MAP, Cure, Found, Operand, Origin
@@ -80,17 +81,34 @@ class NanData:
     def at_origin(self, number: int) -> dict[str, Any]:
         """The selection that an origin stands for."""
         origin = self.origins[number]
-        return self.check({"path": self.known(origin.path), "token": origin.token, "expert": origin.expert}, {})
+        return self.check({"path": self.shown_at(origin.path), "token": origin.token, "expert": origin.expert}, {})
 
     def known(self, path: str) -> str:
         """A path as the map has it: experts of a layer share a row. Raises TapError for one that is not there."""
+        row = self._row(path)
+        if row is None:
+            raise TapError(f"the map has no tap '{path:.80}'{nearest(path, self._at)}")
+        return row
+
+    def _row(self, path: str) -> str | None:
         parts = path.split(".")
         one = ".moe.experts." in path and len(parts) > 5 and parts[4].isascii() and parts[4].isdigit()
         shared = ".".join([*parts[:4], "*", *parts[5:]]) if one else path
-        for name in (path, shared):
-            if name in self._at:
-                return name
-        raise TapError(f"the map has no tap '{path:.80}'{nearest(path, self._at)}")
+        return next((name for name in (path, shared) if name in self._at), None)
+
+    def is_of(self, row: str, origin: Origin) -> bool:
+        """Whether a row of the map is an origin's own tap."""
+        return self._row(origin.path) == row
+
+    def shown_at(self, path: str) -> str | None:
+        """Where the map shows an origin's tap: there, or when it was not recorded at the first tap behind it."""
+        row = self._row(path)
+        if row is not None:
+            return row
+        here = parse(path)
+        ranks = sorted((tap.rank, tap.path) for tap in map(parse, self.paths) if tap is not None)
+        behind = [path for rank, path in ranks if here is not None and rank > here.rank]
+        return next(iter(behind or self.paths[-1:]), None)
 
     def check(self, wish: Selection, old: Selection) -> dict[str, Any]:
         """The whole selection that a wish stands for: keys left out keep their value; a layer alone goes to the same
@@ -162,7 +180,7 @@ class NanData:
             "formats": {name: FORMATS[name].largest for name in dict.fromkeys((self.format, *_COMPARED))},
             "foretold": self._foretold(), "small": self._small(),
             "format": self.format, "closest": self._closest_facts(), "warned": _EXPECTED,
-            "origins": [_origin_facts(origin) for origin in self.origins],
+            "origins": [{**_origin_facts(origin), "at": self.shown_at(origin.path)} for origin in self.origins],
             "all_origins": 0 if found is None else len(found.origins),
             "way": None if found is None else self._way(),
             "notes": [] if found is None else list(found.notes),

@@ -106,7 +106,7 @@ def _draw_map(
 ) -> None:
     cell = _cell_width(len(layers))
     every = max(1, math.ceil(30 / cell))
-    born = data.known(data.origins[chosen].path) if data.origins else None
+    born = data.shown_at(data.origins[chosen].path) if data.origins else None
     places = {path: i for i, path in enumerate(data.paths)}
     for column, layer in enumerate(layers):
         if column % every == 0:
@@ -144,7 +144,7 @@ def _mark(data: NanData, i: int) -> str:
     """The mark of a row: of its first origin, else what most of its values are."""
     row = data.table[i]
     for origin in data.origins:
-        if str(row["state"]) == "origin" and data.known(origin.path) == data.paths[i]:
+        if str(row["state"]) == "origin" and data.is_of(data.paths[i], origin):
             return mark_of(origin.value) or "nan"
     if row["n_nan"] >= row["n_inf"]:
         return "nan"

@@ -116,6 +116,29 @@ def test_an_overflow_of_a_real_run_is_cured_and_replayed(tmp_path: Path) -> None
     assert view.to_html(tmp_path / "real.html").exists()
 
 
+def test_an_origin_in_a_tap_that_was_not_recorded_is_shown_at_the_tap_behind_it(tmp_path: Path) -> None:
+    """A watched run knows of scores that overflowed to −Inf; its softmax took them for 0 and is no tap here."""
+    model = lab.open()
+    large = {}
+    for name, factor in (("layers.0.attn.q", -90), ("layers.0.attn.k", 90)):
+        weight = np.array(model.weights[name])
+        large[name] = (weight.astype(np.float32) * factor).astype(weight.dtype)
+    session = model.with_weights(large).session(capture="all", emulate="float16", watch="watch")
+    session.feed("The engine counts its gates")
+    view = lab.NanTracer(session)
+    assert view.found is not None and view.found.origin.point == "layers.0.attn.scores"
+    assert view.found.origin.path == "layers.0.attn.weights" and view.found.propagation.ruined == ()
+    assert view.selection["path"] == "layers.0.attn.out" == view._head()[0]["facts"]["origins"][0]["at"]
+    assert view.found.propagation.swallowed == (
+        "layers.0.attn.out, token 6: −Inf came in from layers.0.attn.scores, only finite values came out",
+    )
+    assert set(view._repr_mimebundle_()) > {"image/png"} and view.to_html(tmp_path / "run.html").exists()
+    data = view._shown
+    assert [data.shown_at(path) for path in ("layers.0.moe.experts.7.up", "layers.9.output", "embed", "logits")] == [
+        "layers.0.moe.experts.*.up", "norm", "embed", "logits",
+    ]  # fmt: skip
+
+
 def test_a_path_is_loaded_and_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = []
     monkeypatch.setattr("colibri_lab.nan.find", lambda x, model=None, progress=None: seen.append(x), raising=False)

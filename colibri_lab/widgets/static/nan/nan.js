@@ -110,7 +110,7 @@ class NanView extends BaseView {
       return closest ? this.choose({ path: closest.path }) : this.tell("There is no origin: the run is clean.");
     }
     const chosen = (number + origins.length) % origins.length;
-    const { path, token, expert } = origins[chosen];
+    const { at: path, token, expert } = origins[chosen];
     this.choose({ path, token, expert, chosen, box: 0 });
   }
 

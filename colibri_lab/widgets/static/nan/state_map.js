@@ -34,7 +34,7 @@ export function stateMap(view, width) {
   const { facts } = store;
   const at = mapLayout(view, width);
   const origin = facts.origins[chosen];
-  const born = origin ? store.path(kindOf(origin.path).replace(/experts\.\d+/, "experts.*"), origin.layer) ?? origin.path : null;
+  const born = origin?.at;
   let s = `<text x="${LEFT - 12}" y="12" text-anchor="end">stage ↓</text>`;
   if (at.before) s += ends(view, at, store.before, LEFT, "in");
   if (at.after) s += ends(view, at, store.after, at.end, "out");

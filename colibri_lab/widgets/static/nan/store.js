@@ -24,7 +24,7 @@ export class Store {
     });
     this.layers.sort((a, b) => a - b);
     this.born = new Map(); // path of the map → number of its first origin
-    facts.origins.forEach(({ path }, i) => !this.born.has(shared(path)) && this.born.set(shared(path), i));
+    facts.origins.forEach(({ at }, i) => !this.born.has(at) && this.born.set(at, i));
     this.ways = new Map();
     this.cells = new Map();
     this.cures = [];
@@ -47,7 +47,7 @@ export class Store {
   // The mark of a row's values that are no ordinary numbers: the kind that is most of them, at an origin that of its value.
   mark(row) {
     const origin = this.facts.origins[this.born.get(row.path)];
-    if (origin?.mark) return origin.mark;
+    if (origin?.mark && shared(origin.path) === row.path) return origin.mark;
     if (row.n_nan >= row.n_inf) return "nan";
     return row.n_negative_inf * 2 > row.n_inf ? "-inf" : "+inf";
   }
