@@ -158,9 +158,11 @@ class Model:
         NaN too. Tied weights (embed and lm_head) are one: replacing one replaces both. What this model had replaced
         stays so in the new one. `identity`, `info["replaced_weights"]` and the traces of its sessions say so.
 
-        Raises TapError for an unknown name, ArgumentError for another dtype or shape and for tied weights given two
-        values, FileError when the files changed since they were opened.
+        Raises TapError for an unknown name, ArgumentError for another dtype or shape, for no mapping and for tied
+        weights given two values, FileError when the files changed since they were opened.
         """
+        if not isinstance(values, Mapping):
+            raise ArgumentError(f"with_weights takes a dict from names of weights to arrays; this is {values!r:.80}")
         arrays = {name: _fitting(self.weights.describe(name), value) for name, value in values.items()}
         tied = [name for name in ("embed", "lm_head") if name in arrays]
         places = {(self.weights.describe(name).file, self.weights.describe(name).file_offset) for name in tied}
@@ -293,7 +295,10 @@ class Model:
 
 
 def _fitting(weight: core.Weight, value: NDArray[Any]) -> NDArray[Any]:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ArgumentError(f"{weight.name} is {weight.dtype} {list(weight.shape)}; no array: {error}") from None
     if array.dtype != weight.dtype or array.shape != weight.shape:
         raise ArgumentError(
             f"{weight.name} is {weight.dtype} {list(weight.shape)}, and so must be what replaces it, "

@@ -15,6 +15,7 @@ import colibri_lab as lab
 from colibri_lab.nan.causes import explain
 from colibri_lab.nan.causes_attention import Heads
 from colibri_lab.nan.causes_rows import Add
+from colibri_lab.nan.causes_weights import coarse, cut
 from colibri_lab.nan.causes_words import number
 from colibri_lab.nan.inner import tap_of
 from colibri_lab.nan.result import Origin
@@ -532,3 +533,17 @@ def test_weights_of_another_model_and_unknown_ids_are_asked_for() -> None:
     nameless = Trace({"embed": rows["embed"]}, ids=[-1] * len(trace.ids), texts=[], meta=trace.meta)
     (origin,) = explain(birth(Source(nameless, other), "embed"), Source(nameless, other))
     assert origin.kind == "unknown" and origin.needs == ("the token ids",)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_elements_are_joined_before_they_are_explained_as_they_would_be_after(seed: int) -> None:
+    """`coarse` of flat numbers makes the groups that `cut` makes of all elements: one by one, by row, or the whole."""
+    draw, width = np.random.default_rng(seed), 12
+    rows = draw.choice(20, [1, 3, 8, 9, 20][seed % 5], replace=False)
+    flat = draw.choice(rows, 90) * width + draw.integers(0, [3, 12][seed % 2], 90)
+    flat[draw.random(90) < 0.1] = -1
+    joined = coarse(flat, width)
+    merged = cut([("w", divmod(int(each), width)) for each in np.unique(flat) if each >= 0])
+    first: dict[Any, int] = {}
+    for each, told in zip(flat.tolist(), joined.tolist(), strict=True):
+        assert told == (first.setdefault(merged["w", divmod(each, width)], each) if each >= 0 else -1)

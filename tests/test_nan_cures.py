@@ -283,3 +283,27 @@ def test_cures_are_rows_in_order_and_an_interrupt_keeps_those_that_were_made(
     assert [(row.gone, row.note) for row in kept[2:]] == [(None, "not tried: it was stopped before its turn")] * 2
     with pytest.raises(KeyboardInterrupt):
         lab.nan.cure(found, "ablate", progress=stop)
+
+
+@pytest.mark.parametrize("nothing", [None, 3, "run.safetensors", object()])
+def test_only_what_find_returned_can_be_cured(nothing: Any) -> None:
+    """None of a clean run too: a sentence instead of a missing attribute."""
+    words = "returned None" if nothing is None else "what lab.nan.find returned"
+    for call in (lambda: lab.nan.cure(nothing, "clamp"), lambda: lab.nan.cures(nothing)):
+        with pytest.raises(lab.ArgumentError, match=words):
+            call()
+
+
+def test_a_cure_refuses_origins_values_and_formats_that_are_none(ill: Callable[..., Found]) -> None:
+    """A format that does not exist is an error, also where precision would not be tried."""
+    found = ill({"model.norm.weight": (3, np.nan)})
+    for options, words in (
+        [({"origin": origin}, "no origin") for origin in (0.5, "a", None, 10**30, True)]
+        + [({"value": value}, "value takes a number") for value in ("x", None, [1, 2], 1j)]
+        + [({"to": to}, "number format") for to in ("float99", 3, [], "float64", {"*": "float16"})]
+    ):
+        for kind in ("weight", "precision"):
+            with pytest.raises(lab.ArgumentError, match=words):
+                lab.nan.cure(found, kind, **options)
+    assert lab.nan.cure(found, "weight", value=np.float32(1)).gone
+    assert lab.nan.cure(found, "weight", value=10**400).gone is False  # Inf

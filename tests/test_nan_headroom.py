@@ -139,3 +139,17 @@ def test_what_is_no_format_or_no_run_is_refused() -> None:
         lab.nan.headroom(5)
     with pytest.raises(ArgumentError, match="was not asked for"):
         lab.nan.headroom(with_arrays({}), ["float16"]).closest("bfloat16")
+
+
+@pytest.mark.parametrize("formats", [None, 3, np.float16])
+def test_headroom_refuses_formats_that_are_no_list(formats: Any) -> None:
+    """With a sentence."""
+    with pytest.raises(lab.ArgumentError, match="formats takes names"):
+        lab.nan.headroom(lab.open().session(max_tokens=4), formats=formats)
+
+
+@pytest.mark.parametrize("capture", ["none", "routing", "all"])
+def test_headroom_of_an_empty_session_is_empty(capture: str) -> None:
+    """There is nothing to replay."""
+    measured = lab.nan.headroom(lab.open().session(capture=capture, max_tokens=4))
+    assert not measured.warnings and not (measured.table["absmax"] > 0).any()

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -139,3 +140,41 @@ def test_the_views_of_a_find_escape_what_a_token_says() -> None:
     trace = found().trace
     evil = lab.Trace(dict(trace), ids=trace.ids, texts=["<img>"] * len(trace.ids), meta=trace.meta)
     assert "<img>" not in replace(found(), trace=evil)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "told", "fields"),
+    [
+        ("float8_e5m2", 57344.0, "0x7B", ("0", "11110", "11")),
+        ("float8_e5m2", -math.inf, "0xFC", ("1", "11111", "00")),
+        ("float8_e4m3fn", 448.0, "0x7E", ("0", "1111", "110")),
+        ("float8_e4m3fn", math.nan, "0x7F", ("0", "1111", "111")),
+        ("bfloat16", -1.0, "0xBF80", ("1", "01111111", "0000000")),
+        ("float64", 1.0, "0x3FF0000000000000", ("0", "01111111111", "0" * 52)),
+    ],
+)
+def test_an_operand_of_any_format_has_its_bits(dtype: str, value: float, told: str, fields: tuple[str, ...]) -> None:
+    """Emulated eight-bit formats and recorded doubles too."""
+    operand = Operand("x", value, dtype)
+    assert (operand.hex, operand.fields) == (told, fields)
+
+
+def test_an_overflow_of_an_eight_bit_format_is_reported() -> None:
+    """The numbers of the sentence stand in the table with two hexadecimal digits."""
+    eight = replace(HIDDEN, dtype="float8_e5m2", operands=(Operand("largest float8_e5m2", 57344.0, "float8_e5m2"),))
+    assert "0x7B" in found(eight).report()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "float16"])
+def test_the_bits_of_every_number_of_a_narrow_format_are_those_of_ml_dtypes(dtype: str) -> None:
+    """All patterns of eight bits, every 97th of sixteen, subnormals and infinities too; any NaN stays one."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    words = np.arange(0, 1 << 8 * kind.itemsize, 1 if kind.itemsize == 1 else 97).astype(f"u{kind.itemsize}")
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        values = words.view(kind).astype(np.float64).tolist()
+    for word, value in zip(words.tolist(), values, strict=True):
+        made = Operand("x", value, dtype).pattern
+        if math.isnan(value):
+            assert np.isnan(np.array([made]).astype(words.dtype).view(kind)[0])
+        else:
+            assert made == word

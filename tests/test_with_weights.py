@@ -6,6 +6,7 @@ import copy
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -153,3 +154,16 @@ def test_rules_of_models_hold(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(lab.ColibriError, match="closed"):
         model.with_weights({})
+
+
+@pytest.mark.parametrize("nothing", [None, 3, "norm", [("norm", np.ones(3))]])
+def test_it_takes_a_mapping(tmp_path: Path, nothing: Any) -> None:
+    """Anything else is refused with a sentence."""
+    with pytest.raises(lab.ArgumentError, match="takes a dict"):
+        lab.open(tiny_model(tmp_path / "m")).with_weights(nothing)
+
+
+def test_a_list_that_is_no_array_is_refused_by_the_name_of_its_weight(tmp_path: Path) -> None:
+    """Rows of two lengths."""
+    with pytest.raises(lab.ArgumentError, match=r"^norm is .*no array"):
+        lab.open(tiny_model(tmp_path / "m")).with_weights({"norm": [[1], [1, 2]]})

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.nan.causes_base import Array, Operation, Weight, Where, finite, weight_reason
+from colibri_lab.nan.causes_weights import coarse
 from colibri_lab.nan.causes_words import Reason, break_reason
 from colibri_lab.nan.elementary import F32, dot, dot_break, product, rounded
 
@@ -62,7 +63,8 @@ class Product(Operation):
 
     def culprits(self, where: Where) -> NDArray[np.int64]:
         """By output."""
-        return self._first[where[1]]
+        first, size = self._first[where[1]], self.weight.array.size
+        return np.where(first < size, coarse(np.where(first < size, first, -1), self.x.shape[1]), first)
 
     def cause(self, place: tuple[int, ...], came: float) -> Reason | None:
         """A bad weight, else the step of the sum that broke."""
@@ -100,10 +102,11 @@ class Embed(Operation):
         return np.ones((len(self.ids), 1), bool)
 
     def culprits(self, where: Where) -> NDArray[np.int64]:
-        """Each element stands for itself."""
+        """Each element stands for itself, unless there are too many."""
         rows = self.ids[where[0]]
         bad = self.weight.bad[rows, where[1]]
-        return np.where(bad, rows * self.weight.array.shape[1] + where[1], -1).astype(np.int64)
+        width = self.weight.array.shape[1]
+        return coarse(np.where(bad, rows * width + where[1], -1).astype(np.int64), width)
 
     def cause(self, place: tuple[int, ...], came: float) -> Reason | None:
         """The element of the table."""

@@ -7,13 +7,14 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri_lab.nan.causes_base import Weight
 from colibri_lab.nan.causes_words import Reason, number
 from colibri_lab.nan.result import WeightPlace
 from colibri_lab.nan.source import Source
 
-__all__ = ["cut", "places_of"]
+__all__ = ["coarse", "cut", "places_of"]
 
 Named = tuple[str, tuple[int, ...]]
 """Name and element of a weight."""
@@ -29,6 +30,23 @@ def cut(found: list[Named]) -> dict[Named, tuple[Any, ...]]:
     for name, index in found:
         whole, many = of_weight[name] > _APART, rows[name, index[:-1]] > _APART
         out[name, index] = (name,) if whole else (name, index[:-1]) if many else (name, index)
+    return out
+
+
+def coarse(flat: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """Of flat numbers of bad elements of a weight (−1: none) those that `cut` joins, as the first of them: of a ruined
+    table nobody then asks for a reason a hundred thousand times. `width`: elements of a row.
+    """
+    out, bad = flat.copy(), np.flatnonzero(flat >= 0)
+    rows = flat[bad] // width
+    found = np.unique(rows)
+    if len(found) > _APART:
+        out[bad] = flat[bad[0]]
+        return out
+    for row in found:
+        mine = bad[rows == row]
+        if len(np.unique(flat[mine])) > _APART:
+            out[mine] = flat[mine[0]]
     return out
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
@@ -215,6 +215,8 @@ def headroom(
     "all" is replayed in a session of its own, and a note says so. NaN and Inf are left out of the largest magnitude,
     which a note says too. Raises ArgumentError for what is no number format, and for what holds no run.
     """
+    if not isinstance(formats, Iterable):
+        raise ArgumentError(f"formats takes names of number formats such as ('float16',); this is {formats!r:.80}")
     kinds = [format_of(name) for name in ([formats] if isinstance(formats, str) else formats)]
     names = tuple(dict.fromkeys(kind.name for kind in kinds))
     if not names:
@@ -224,7 +226,7 @@ def headroom(
         return _made([], [], _watched(x), names, "float32", ())
     source = Source(trace_from(x), watch=_watch_of(x))
     notes: tuple[str, ...] = ()
-    if hasattr(x, "tape") and not is_complete(source):
+    if hasattr(x, "tape") and source.trace.ids and not is_complete(source):
         why, captured = obstacle(source), ", ".join(source.trace.meta["capture"])
         if why:
             notes = (f"The run captured {captured} and cannot be replayed: {why}; other taps are not known.",)

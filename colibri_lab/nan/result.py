@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal
@@ -36,7 +35,11 @@ MAP = np.dtype([
 ])  # fmt: skip
 """Columns of `scan` and `Found.map`: one row per tap in the order of the data's way."""
 
-_SHAPES = {"float32": (8, 23, "<f", "<I"), "float16": (5, 10, "<e", "<H"), "bfloat16": (8, 7, "<f", "<I")}
+_SHAPES = {
+    "float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7), "float8_e4m3fn": (4, 3),
+    "float8_e5m2": (5, 2),
+}  # fmt: skip
+"""Bits of exponent and fraction by format."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Operand:
 
     name: str  # "act(gate)", "up", "product", "largest float16"
     value: float
-    dtype: str = "float32"  # "float32", "float16" or "bfloat16"
+    dtype: str = "float32"  # name of one of `numerics.FORMATS`
     bits: int | None = None  # as stored, when the value does not tell (the payload of a NaN); None: those of the value
 
     @property
@@ -53,23 +56,26 @@ class Operand:
         """The bits as a whole number."""
         if self.bits is not None:
             return self.bits
-        _, _, float_code, int_code = _SHAPES[self.dtype]
+        kind = {"bfloat16": "float32", "float8_e5m2": "float16", "float8_e4m3fn": "float16"}.get(self.dtype, self.dtype)
+        value = self.value / 256 if self.dtype == "float8_e4m3fn" else self.value  # exponents of float16 then
         with np.errstate(over="ignore"):
-            value = float(np.float16(self.value)) if self.dtype == "float16" else float(np.float32(self.value))
-        word: int = struct.unpack(int_code, struct.pack(float_code, value))[0]
-        return word >> 16 if self.dtype == "bfloat16" else word
+            stored = np.array([value]).astype(kind)
+        word = int(stored.view(f"u{stored.dtype.itemsize}")[0])
+        if self.dtype == "float8_e4m3fn":
+            return word >> 8 & 0x80 | (word >> 7 & 0x7F if np.isfinite(value) else 0x7F)
+        return word >> {"bfloat16": 16, "float8_e5m2": 8}.get(self.dtype, 0)
 
     @property
     def fields(self) -> tuple[str, str, str]:
         """Sign, exponent and fraction as texts of 0 and 1."""
-        exponent, fraction, _, _ = _SHAPES[self.dtype]
+        exponent, fraction = _SHAPES[self.dtype]
         text = format(self.pattern, f"0{1 + exponent + fraction}b")
         return text[0], text[1 : 1 + exponent], text[1 + exponent :]
 
     @property
     def hex(self) -> str:
         """As in "0x7C00"."""
-        exponent, fraction, _, _ = _SHAPES[self.dtype]
+        exponent, fraction = _SHAPES[self.dtype]
         return f"0x{self.pattern:0{(1 + exponent + fraction) // 4}X}"
 
 

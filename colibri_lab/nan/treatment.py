@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_lab.errors import ArgumentError, nearest
+from colibri_lab.errors import ArgumentError, is_number, is_whole, nearest
 from colibri_lab.nan.replay import obstacle
 from colibri_lab.nan.replays import Change, Rerun, emulation_of, kl_of, rerouted, run, run_code, tightest
 from colibri_lab.nan.result import Cure, Found, Origin
@@ -49,15 +49,20 @@ def cure(
     are counted against the float32 run of an emulated one; of a disease in the weights against the run with the element
     replaced; else they are None.
 
-    Raises ArgumentError for an unknown kind, origin or format, KeyboardInterrupt within a second of Ctrl-C.
+    Raises ArgumentError for an unknown kind, origin, value or format and for what `find` did not return,
+    KeyboardInterrupt within a second of Ctrl-C.
     """
+    _must_be_found(found)
     if kind not in CURES:
         raise ArgumentError(f"there is no cure {kind!r:.40}{nearest(str(kind), CURES)}; there are {', '.join(CURES)}")
-    if not -len(found.origins) <= origin < len(found.origins):
-        raise ArgumentError(f"there is no origin {origin}; there are {len(found.origins)}")
+    if not (is_whole(origin) and -len(found.origins) <= origin < len(found.origins)):
+        raise ArgumentError(f"there is no origin {origin!r:.40}; there are {len(found.origins)}, counted from 0")
+    if not is_number(value):
+        raise ArgumentError(f"value takes a number; this is {value!r:.80}")
+    to = None if to is None else _format(to)
     ward = _Ward(found, found.origins[origin], model)
     with shown(progress, 1000, "‰", "cure") as report:
-        return ward.cure(kind, value, to, whole, report or _nobody)
+        return ward.cure(kind, _float(value), to, whole, report or _nobody)
 
 
 def cures(found: Found, progress: Progress = None, *, model: Any = None) -> list[Cure]:
@@ -65,8 +70,9 @@ def cures(found: Found, progress: Progress = None, *, model: Any = None) -> list
     a format that reaches farther (emulated runs), clamping, the expert switched off, the weight replaced.
 
     Ctrl-C, or the notebook's stop button, ends it within a second and returns: what was replayed stands in the list,
-    the others say that they were not tried.
+    the others say that they were not tried. Raises ArgumentError for what `find` did not return.
     """
+    _must_be_found(found)
     ward, jobs = _Ward(found, found.origin, model), [("precision", False), ("clamp", False)]
     if ward.emulation is not None:
         jobs.append(("precision", True))
@@ -307,6 +313,31 @@ class _Ward:
 
     def _off(self) -> str:
         return f"Switch off expert {self.origin.expert} in layer {self.origin.layer}"
+
+
+def _must_be_found(found: Any) -> None:
+    if found is None:
+        raise ArgumentError("there is nothing to cure: lab.nan.find returned None, so all that was computed is finite")
+    if not isinstance(found, Found):
+        raise ArgumentError(f"a cure takes what lab.nan.find returned; this is a {type(found).__name__}: {found!r:.80}")
+
+
+def _format(to: Any) -> str:
+    """Its full name."""
+    import colibri_lab as lab
+
+    kind = lab.Emulation(to).storage
+    if not isinstance(kind, str):
+        raise ArgumentError(f"to takes one number format; this is {to!r:.80}")
+    return kind
+
+
+def _float(value: Any) -> float:
+    """A number of any kind as a float; one beyond every format is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
 
 
 def _kind(kind: str) -> Any:
