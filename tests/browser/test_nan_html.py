@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from founds import CURED, EXPERT, LAYER, NOT_CURED, TOKEN, UNKNOWN, WEIGHT, many, overflow, run, table
 from playwright.sync_api import expect
@@ -148,6 +149,20 @@ def test_what_is_swallowed_ruins_no_token(show: Show) -> None:
     page = show(lab.NanTracer(replace(found, propagation=way)), "swallowed")
     expect(page.locator(".say")).to_contain_text("No token is ruined by it.")
     expect(page.locator(".wayends")).to_contain_text("Swallowed: the gate of expert 5 was 0 for token 35")
+
+
+def test_words_in_the_headroom_stand_where_no_mark_is(show: Show) -> None:
+    """From layer 2 on nothing is finite: the last layers have marks in the band of overflow, its name stands before."""
+    view = lab.NanTracer(overflow())
+    table = view._shown.table
+    table["absmax"][np.char.endswith(table["path"], "routed") & (table["layer"] >= 2)] = np.nan
+    view.selection = {"path": "layers.2.moe.routed"}
+    page = show(view, "headroom")
+    word = page.locator(".curve text.bad").bounding_box()
+    marks = page.locator(".curve svg rect[width='13']").evaluate_all(
+        "(marks) => marks.map((mark) => mark.getBoundingClientRect()).map(({left, right}) => [left, right])"
+    )
+    assert len(marks) > 2 and all(right < word["x"] or left > word["x"] + word["width"] for left, right in marks)
 
 
 def test_a_huge_run_is_drawn(show: Show) -> None:

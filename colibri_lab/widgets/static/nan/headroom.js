@@ -38,15 +38,18 @@ export function headroomPicture(view, width) {
   const seen = curve.map(({ bits }) => bits).filter(Number.isFinite);
   const high = Math.min(HIGH[1], Math.max(HIGH[0], Math.ceil(Math.max(...seen, 0) + 0.6)));
   const lowest = curve.reduce((best, { bits }, i) => (bits < (curve[best].bits || Infinity) ? i : best), 0);
+  const third = Math.ceil(curve.length / 3);
+  const marked = (part) => part.some(({ bits }) => Number.isNaN(bits)); // marks of NaN lie in the band of overflow
+  const right = !marked(curve.slice(-third)) && (marked(curve.slice(0, third)) || lowest < curve.length / 2);
   const clamp = (bits) => Math.max(LOW, Math.min(high, bits));
   const end = width - RIGHT;
   const y = (bits) => TOP + ((TALL - TOP - FOOT) * (high - clamp(bits))) / (high - LOW);
   const step = (end - LEFT - 28) / Math.max(1, curve.length - 1);
   const x = (i) => (curve.length === 1 ? (LEFT + end) / 2 : LEFT + 14 + i * step);
-  return `<svg width="${width}" height="${TALL}" role="img" aria-label="${escape(label(curve, facts.format))}">${ground(y, end, high, lowest < curve.length / 2)}${line(curve, x, y)}${dots(view, curve, x, y, step, [LOW, high])}${edge(view, kind, end, high)}<text x="${(LEFT + end) / 2}" y="${TALL - 4}" text-anchor="middle">layer</text></svg>`;
+  return `<svg width="${width}" height="${TALL}" role="img" aria-label="${escape(label(curve, facts.format))}">${ground(y, end, high, right)}${line(curve, x, y)}${dots(view, curve, x, y, step, [LOW, high])}${edge(view, kind, end, high)}<text x="${(LEFT + end) / 2}" y="${TALL - 4}" text-anchor="middle">layer</text></svg>`;
 }
 
-// The words stand where the curve is not at its lowest.
+// The words stand where no mark of NaN does, and the curve is not at its lowest.
 function ground(y, end, high, right) {
   let s = "";
   for (let b = 0; b < high; b += high > 10 ? 4 : 2) s += `<path d="M${LEFT} ${y(b)}H${end}" stroke="var(--line)"/><text x="${LEFT - 6}" y="${y(b) + 4}" text-anchor="end">${b}</text>`;
