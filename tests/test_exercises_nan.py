@@ -43,8 +43,16 @@ def test_what_cannot_be_an_answer_is_told_what_one_looks_like(name: str) -> None
 def test_known_mistakes_are_named() -> None:
     """Another weight of the layer, the later overflow, the tokens that met the expert instead of those it ruined."""
     assert "layer is right" in lab.exercises.nan_1("layers.1.attn.k").message
+    assert "name in the file" in lab.exercises.nan_1("model.layers.1.self_attn.v_proj.weight").message
     assert "before it" in lab.exercises.nan_2((5, 2)).message
     assert "Others read" in lab.exercises.nan_3(1).message
+
+
+def test_the_weight_of_the_origin_is_an_answer_as_it_is() -> None:
+    session = lab.exercises.patient(5).session(capture="all")
+    session.feed(lab.exercises.TEXT)
+    found = lab.nan.find(session)
+    assert found is not None and lab.exercises.nan_1(found.origin.weight)
 
 
 def test_headroom_of_the_library_is_the_answer_of_the_fourth() -> None:

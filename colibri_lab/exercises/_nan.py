@@ -12,28 +12,32 @@ from colibri_lab.exercises._answers import Verdict, near, number, pair, several,
 from colibri_lab.exercises._patients import patient
 from colibri_lab.exercises._ports import TEXT
 from colibri_lab.model import open
-from colibri_lab.nan.result import Found
+from colibri_lab.nan.result import Found, WeightPlace
 
 __all__ = ["nan_1", "nan_2", "nan_3", "nan_4"]
 
 
 def nan_1(answer: object) -> Verdict:
     """Which weight makes patient 5 ill? Its name, with or without the index."""
-    given = several(answer) if not isinstance(answer, str) else [answer]
+    if isinstance(answer, WeightPlace):
+        answer = answer.name
+    given = [answer] if isinstance(answer, str) else several(answer)
     name = re.sub(r"\s*\[.*", "", given[0].strip()) if given and isinstance(given[0], str) else ""
     if not name:
         return Verdict(False, 'The answer is the name of a weight, such as "layers.0.attn.q".')
+    if name.startswith("model."):
+        return Verdict(False, "That is a name in the file. The answer is the name that model.weights has for it.")
     origin = _found(5, None).origin
     assert origin.weight is not None
     if name == origin.weight.name:
         return Verdict(True, "All that the layer read was finite, and what came out was not.")
     if name == origin.path or name.split(".")[:2] == origin.weight.name.split(".")[:2]:
-        return Verdict(False, "The layer is right. found.origin.weight.name says which of its weights.")
+        return Verdict(False, "The layer is right. found.origin.weight says which of its weights.")
     return Verdict(False, "That weight is finite. found = lab.nan.find(session); found.origin.weight.")
 
 
 def nan_2(answer: object) -> Verdict:
-    """In float16 patient 6 overflows in two experts. Which one comes first? A pair (layer, expert), or its path."""
+    """In float16 patient 6 overflows. Which expert is the first? A pair (layer, expert), or its path."""
     place = pair(answer)
     if place is None:
         return Verdict(False, 'The answer is a pair (layer, expert), such as (1, 0), or "layers.1.moe.experts.0".')
