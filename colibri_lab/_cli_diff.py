@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colibri_lab._cli_input import bar, ids_of, is_checkpoint
+from colibri_lab._cli_input import bar, ids_of, input_of, is_checkpoint
 from colibri_lab._files import must_exist, whole_file
 from colibri_lab.errors import ArgumentError
 
@@ -79,7 +79,7 @@ def _beside_transformers(options: argparse.Namespace) -> tuple[Trace, Session]:
 
     if not is_checkpoint(options.a):
         raise ArgumentError(f"--reference runs a checkpoint with transformers; {options.a} is none")
-    ours = _run(options.a, _input(options), options.capture)
+    ours = _run(options.a, input_of(options), options.capture)
     reference = lab.record.transformers(options.a, ours.ids, capture=options.capture, progress=bar())
     if not isinstance(reference, lab.Trace):
         raise ArgumentError("one text at a time")
@@ -90,20 +90,16 @@ def _two(options: argparse.Namespace) -> tuple[Trace | Session, Trace | Session]
     """Both sides; a checkpoint beside a trace runs on the ids of the trace."""
     import colibri_lab as lab
 
-    paths = (options.a, options.b)
+    paths, said = (options.a, options.b), input_of(options)
     traces = [None if is_checkpoint(path) else lab.load_trace(path, progress=bar()) for path in paths]
-    if None not in traces and _input(options) is not None:
+    if None not in traces and said is not None:
         raise ArgumentError("both are traces, which hold what they were run on: --text and --ids are for checkpoints")
     ids = next((trace.ids for trace in traces if trace is not None), None)
     sides: list[Trace | Session] = []
     for path, trace in zip(paths, traces, strict=True):
-        run_on = ids if _input(options) is None else _input(options)
+        run_on = ids if said is None else said
         sides.append(_run(path, run_on, options.capture) if trace is None else trace)
     return sides[0], sides[1]
-
-
-def _input(options: argparse.Namespace) -> str | list[int] | None:
-    return options.ids if options.text is None else str(options.text)
 
 
 def _run(path: str, x: str | list[int] | None, capture: str) -> Session:

@@ -6,7 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-__all__ = ["bar", "ids_of", "is_checkpoint"]
+from colibri_lab._files import local_path
+from colibri_lab.errors import ArgumentError, FileError, FormatError
+from colibri_lab.sniff import not_safetensors
+
+__all__ = ["bar", "ids_of", "input_of", "is_checkpoint"]
 
 
 def bar() -> bool | None:
@@ -15,14 +19,62 @@ def bar() -> bool | None:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a path is a model to run rather than a trace to read."""
+    """Whether a path is a model to run rather than a trace or recording to read.
+
+    Raises FileError or FormatError for what is none of them: what it is, and what was meant perhaps.
+    """
+    import colibri_lab as lab
     from colibri_lab.trace_file import is_trace
 
-    file = Path(path)
+    file = local_path(path)
+    if not file.exists():
+        lab.open(file)  # raises, and names what lies near
     if file.is_dir():
-        return (file / "config.json").exists()
-    beside = file.with_name("config.json").exists() and file.name.endswith((".safetensors", ".index.json"))
-    return beside and not is_trace(path)
+        if not (file / "config.json").exists():
+            raise FileError(_no_checkpoint(file))
+        return True
+    beside = file.with_name("config.json").exists()
+    if beside and file.name.endswith((".safetensors", ".index.json")):
+        return not is_trace(file)
+    if file.is_file() and not _is_read(file):
+        raise FormatError(_nothing_known(file, beside))
+    return False
+
+
+def _is_read(file: Path) -> bool:
+    """Whether a file is safetensors, or of one of the formats that `lab.load_trace` knows."""
+    from colibri_lab import formats
+
+    return not_safetensors(file) is None or bool(formats.recognise(formats.Source(file)))
+
+
+def _no_checkpoint(folder: Path) -> str:
+    inside = sorted(entry.name for entry in folder.iterdir())
+    near = [str(folder / name) for name in inside if (folder / name / "config.json").is_file()]
+    what = "a folder without config.json" if inside else "an empty folder"
+    meant = f"; in it, '{near[0]}' has one" if near else ""
+    return f"'{folder}' is {what}: a checkpoint is a folder with config.json and its weights{meant}"
+
+
+def _nothing_known(file: Path, beside: bool) -> str:
+    with file.open("rb") as handle:
+        is_text = b"\0" not in handle.read(64)
+    what = str(not_safetensors(file))
+    if is_text and what.startswith(("cut short", "no safetensors")):  # its letters were taken for a length
+        what = "a text that is no recording"
+    if beside:
+        return f"'{file}' is {what}; the checkpoint beside it is opened by its folder: '{file.parent}'"
+    return (
+        f"'{file}' is {what}, neither a checkpoint (a folder with config.json and its weights) nor a trace or "
+        "recording that lab.load_trace reads"
+    )
+
+
+def input_of(options: argparse.Namespace) -> str | list[int] | None:
+    """What --text or --ids say; None without them. Raises ArgumentError for a text without a word."""
+    if options.text is not None and not options.text.strip():
+        raise ArgumentError("the text after --text is blank: give it a word or more, or token ids with --ids")
+    return options.ids if options.text is None else str(options.text)
 
 
 def ids_of(text: str) -> list[int]:
@@ -31,5 +83,3 @@ def ids_of(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"ids are whole numbers with commas between them, not '{text:.40}'") from None
-
-

@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colibri_lab._cli_input import bar, ids_of, is_checkpoint
+from colibri_lab._cli_input import bar, ids_of, input_of, is_checkpoint
 from colibri_lab._files import whole_file
 from colibri_lab.errors import ArgumentError
 
@@ -74,7 +74,7 @@ def _source(options: argparse.Namespace) -> Session | Trace:
     """A trace that was read, or a session that ran."""
     import colibri_lab as lab
 
-    x = options.ids if options.text is None else str(options.text)
+    x = input_of(options)
     if options.run_of is not None and not is_checkpoint(options.run_of):
         for name, given in (("--text and --ids are", x), ("--emulate is", options.emulate)):
             if given is not None:

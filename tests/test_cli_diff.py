@@ -72,7 +72,10 @@ def test_a_diff_writes_its_view_as_one_file(port: str, tmp_path: Path) -> None:
         ([RECORDED, "no-such-file"], "no-such-file"),
         ([RECORDED, RECORDED, "--text", "x"], "both are traces"),
         ([RECORDED, RECORDED, "--model", "no-such-model"], "no-such-model"),
-        ([BUNDLED / "config.json", RECORDED], "config.json"),
+        ([BUNDLED / "config.json", RECORDED], f"opened by its folder: '{BUNDLED}'"),
+        ([BUNDLED, BUNDLED, "--text", " "], "the text after --text is blank"),
+        ([BUNDLED.parent, RECORDED], "a folder without config.json"),
+        ([Path(__file__), RECORDED], "is a text that is no recording, neither a checkpoint"),
     ],
 )
 def test_trouble_exits_with_2_and_one_sentence(

@@ -95,6 +95,26 @@ def test_the_view_is_written_as_one_file(folders, tmp_path: Path, capsys) -> Non
         assert "<html" in (tmp_path / f"{name}.html").read_text(encoding="utf-8").lower()
 
 
+def test_a_wrong_path_is_told_for_what_it_is(folders, tmp_path: Path, capsys) -> None:
+    """With a text or without, and with what was meant perhaps."""
+    readme, empty, clean = tmp_path / "README.md", tmp_path / "empty", folders["clean"]
+    readme.write_text("Weights of a model, with a licence.", encoding="utf-8")
+    empty.mkdir()
+    for path, words in [
+        ("/no/such", "there is nothing at '/no/such'"),
+        (f"{clean}x", f"near it there is '{clean}'"),
+        (readme, "is a text that is no recording, neither a checkpoint"),
+        (clean / "config.json", f"is a JSON text; the checkpoint beside it is opened by its folder: '{clean}'"),
+        (empty, "is an empty folder: a checkpoint is a folder with config.json"),
+        (clean.parent, f"is a folder without config.json: a checkpoint is a folder with config.json and its weights; "
+                       f"in it, '{folders['broken']}' has one"),
+    ]:  # fmt: skip
+        for more in ([], ["--text", "a"], ["--weights"]):
+            assert run(path, *more) == 2
+            said = capsys.readouterr().err
+            assert said.startswith("colibri-lab: ") and words in said and "run already" not in said
+
+
 def test_trouble_exits_with_2_and_one_sentence(folders, tmp_path: Path, capsys) -> None:
     """Never a traceback, and never 1, which means that NaN or Inf were found."""
     session = lab.open(folders["clean"]).session(capture="all", max_tokens=5)
@@ -104,6 +124,8 @@ def test_trouble_exits_with_2_and_one_sentence(folders, tmp_path: Path, capsys) 
     for arguments, words in [
         ([folders["clean"]], "--text or --ids"),
         (["no-such-file"], "no-such-file"),
+        ([folders["clean"], "--text", ""], "the text after --text is blank"),
+        (["--text", " \n"], "the text after --text is blank"),
         ([trace, "--ids", "3"], "is a trace"),
         ([trace, "--emulate", "float16"], "is a trace"),
         ([trace, "--weights"], "has no weights"),

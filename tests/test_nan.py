@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +87,9 @@ def test_other_weights_have_no_tokens_of_their_own(capture: str, tmp_path: Path)
     session.feed(IDS)
     (row,) = lab.nan.weights(session)
     assert (row.name, row.shape, row.first, row.tokens) == ("norm", (32,), (5,), None)
+
+
+def test_one_token_is_one_token() -> None:
+    """Not "1 tokens"."""
+    row = lab.nan.NonFiniteWeight("layers.1.moe.experts.3.up", (4, 4), 1, 0, (0, 0), 1)
+    assert str(row).endswith("expert 3 received 1 token") and str(replace(row, tokens=2)).endswith("received 2 tokens")

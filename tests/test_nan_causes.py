@@ -129,7 +129,8 @@ def test_a_weight_is_named_with_its_bits_and_its_byte(tmp_path: Path, dtype: str
     assert (sick.folder / place.file).read_bytes()[place.offset : place.offset + width] == stored
     assert place.bits == int.from_bytes(stored, "little") and not place.signalling
     assert origin.cause.startswith("weight value: layers.1.moe.experts.3.gate[17, 4] is NaN (0x")
-    assert origin.cause.endswith(f"in model.safetensors at byte {place.offset:,}")
+    assert place.file_name == name
+    assert origin.cause.endswith(f"in model.safetensors at byte {place.offset:,} (there {name})")
 
 
 def test_a_signalling_nan_is_named_as_one(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def places_of(source: Source, reason: Reason, others: list[Named]) -> tuple[Weig
     words = f"{name}[{', '.join(map(str, index))}] is {number(place.value)} ({bits}{sort})"
     if place.file and place.offset is not None:
         words += f", in {place.file} at byte {place.offset:,}"
+        if place.file_name not in ("", name):
+            words += f" (there {place.file_name})"
     elif name in _replaced(source):
         words += ", put there in memory (model.with_weights)"
     words += _more(source, name, index, [other for other in others if other[0] == name])
@@ -68,13 +70,13 @@ def places_of(source: Source, reason: Reason, others: list[Named]) -> tuple[Weig
 
 def _place(source: Source, reason: Reason, name: str, index: tuple[int, ...]) -> WeightPlace:
     operand = reason.operands[0]
-    file, offset = "", None
+    file, tensor, offset = "", "", None
     described = _described(source, name)
     if described is not None and described.file and name not in _replaced(source):
-        file = PurePath(described.file).name
+        file, tensor = PurePath(described.file).name, described.tensor
         flat = int(np.ravel_multi_index(index, described.shape))
         offset = int(described.file_offset) + flat * described.dtype.itemsize
-    return WeightPlace(name, index, operand.value, operand.dtype, operand.pattern, file, offset)
+    return WeightPlace(name, index, operand.value, operand.dtype, operand.pattern, file, offset, tensor)
 
 
 def _replaced(source: Source) -> list[str]:

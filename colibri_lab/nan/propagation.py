@@ -290,9 +290,9 @@ class _Way:
         some = zeros > 0
         if some.any():
             token, count = int(rows[some][0]), int(zeros[some][0])
-            more = int(some.sum()) - 1
+            more, values = int(some.sum()) - 1, "values were" if count > 1 else "value was"
             self.swallowed.append(
-                f"{path}, token {token}: {count} finite values were divided by Inf and became 0"
+                f"{path}, token {token}: {count} finite {values} divided by Inf and became 0"
                 + (f"; likewise in {more} more tokens" if more else "")
             )
 

@@ -120,7 +120,8 @@ def _origin(found: Found, origin: Origin, title: str) -> str:
     lines.append(f"  born non-finite: {values} in {rows_text(np.array(rows), 'token')}")
     if origin.weight is not None and origin.weight.file:
         at = "" if origin.weight.offset is None else f", byte {origin.weight.offset:,}"
-        lines.append(f"  in the file: {origin.weight.file}{at}")
+        called = f", {origin.weight.file_name}" if origin.weight.file_name else ""
+        lines.append(f"  in the file: {origin.weight.file}{called}{at}")
     if origin.exact is not None:
         lines.append(f"  exact value: {number(origin.exact)}")
     came_out = [] if math.isnan(origin.value) else [Operand("result", origin.value, origin.dtype)]

@@ -90,6 +90,7 @@ class WeightPlace:
     bits: int
     file: str = ""  # name of the file, "" when not known
     offset: int | None = None  # of the element, in bytes from the start of the file
+    file_name: str = ""  # what the file calls the tensor, "" when not known
 
     @property
     def signalling(self) -> bool:

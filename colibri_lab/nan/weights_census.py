@@ -34,7 +34,8 @@ class NonFiniteWeight:
         expert = _EXPERT.match(self.name)
         use = ""
         if expert and self.tokens is not None:
-            use = f"; expert {expert[2]} {f'received {self.tokens} tokens' if self.tokens else 'was never used'}"
+            received = f"received {self.tokens} token{'s' * (self.tokens != 1)}" if self.tokens else "was never used"
+            use = f"; expert {expert[2]} {received}"
         return f"{self.name}: {' and '.join(parts)}, the first at {list(self.first)}{use}"
 
 
