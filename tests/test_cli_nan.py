@@ -55,7 +55,9 @@ def test_B4_a_bad_weight_that_is_used_exits_with_1_and_is_named(folders, tmp_pat
     assert run(folders["broken"], "--ids", "3", "--weights", "--json", out) == 1
     said = capsys.readouterr().out
     assert said.startswith("WEIGHT VALUE: layers.1.moe.experts.") and ".gate[3, 2] is +Inf" in said
-    assert "Weights that hold NaN or Inf\n" in said and "lab.nan.cures(found)" in said
+    assert "Weights that hold NaN or Inf\n" in said and "expert 1 received 1 token\n" in said.replace("\n    ", " ")
+    assert said.endswith(f"\nNext: colibri-lab nan {folders['broken']} --ids 3 --cures\n")
+    assert "lab.nan" not in said and "found.propagation" not in said
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["clean"] is False and found["origins"][0]["kind"] == "weight value"
     assert found["origins"][0]["layer"] == 1 and found["weights"][0]["inf"] == 1
@@ -70,9 +72,70 @@ def test_B3_a_bad_weight_that_no_token_met_is_told_in_the_clean_case(folders, tm
     assert found["clean"] is True and found["weights"][0]["tokens"] == 0 and found["closest"]["format"] == "float16"
 
 
-def test_cures_are_tried_on_demand(folders, capsys) -> None:
-    assert run(folders["broken"], "--ids", "3", "--cures") == 1
+def scaled(folder: Path, clean: Path, name: str, factor: float) -> Path:
+    config, tensors = read_checkpoint(clean)
+    return write_checkpoint(folder, config, {**tensors, name: tensors[name] * np.float32(factor)})
+
+
+def test_a_finite_run_beyond_the_format_is_said_to_be_beyond_it(folders, tmp_path: Path, capsys) -> None:
+    """Exit code 0, since all is finite; where, how large and by how much, and that finite is not right."""
+    sick = scaled(tmp_path / "sick", folders["clean"], "model.layers.1.block_sparse_moe.experts.1.w3.weight", 1e14)
+    assert run(sick, "--ids", "3", "--json", tmp_path / "out.json") == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    session = lab.open(sick).session(capture="all", max_tokens=1)
+    session.feed([3])
+    row = max(lab.nan.headroom(session).table, key=lambda row: float(row["absmax"]))
+    closest = found["closest"]
+    assert (closest["path"], closest["absmax"], closest["token"]) == (row["path"], row["absmax"], 0)
+    assert closest["bits"] == np.log2(65504 / row["absmax"]) < 0 and closest["expert"] in (None, 1)
+    assert first.startswith("Clean in float32, but beyond float16: layer 1, ") and " at token 0" in first
+    assert f" is {-closest['bits']:.1f} doublings too large; --emulate float16 shows what happens." in first
+    assert second.startswith("Finite is not right: layer 1, expert 1, up, ") and "beyond 2^24" in second
+    assert found["huge"][0]["path"] == "layers.1.moe.experts.*.up" and found["huge"][0]["expert"] == 1
+
+
+def test_a_run_with_little_room_is_warned_of(folders, tmp_path: Path, capsys) -> None:
+    """Under 2 bits; a run with more is not."""
+    session = lab.open(folders["clean"]).session(capture="all", max_tokens=1)
+    session.feed([3])
+    factor = 40000 / float(np.abs(session.trace()["logits"]).max())
+    near = scaled(tmp_path / "near", folders["clean"], "lm_head.weight", factor)
+    assert run(near, "--ids", "3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Clean. Closest to overflow: logits, 0.7 bit in float16."
+    assert lines[1].startswith("Warning: fewer than 2 bits are left. Logits: 0.7 bit left in float16, ")
+    assert run(folders["clean"], "--ids", "3") == 0
+    assert "Warning" not in capsys.readouterr().out
+
+
+def test_weights_are_looked_at_without_a_text(folders, tmp_path: Path, capsys) -> None:
+    """1 when some are not finite; what is about a run is refused."""
+    assert run(folders["idle"], "--weights", "--json", tmp_path / "out.json") == 1
+    assert ".gate: 1 NaN, the first at [3, 2]" in capsys.readouterr().out
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert found["clean"] is False and found["weights"][0]["nan"] == 1
+    assert run(folders["clean"], "--weights") == 0
+    assert "weights are finite. Nothing was run." in capsys.readouterr().out
+    assert run(folders["clean"], "--weights", "--emulate", "float16") == 2
+    assert "--emulate is about a run" in capsys.readouterr().err
+
+
+def test_the_help_lists_every_format(capsys) -> None:
+    with pytest.raises(SystemExit):
+        run("--help")
     said = capsys.readouterr().out
+    for name in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        assert name in said
+
+
+def test_cures_are_tried_on_demand_and_shown_in_the_view(folders, tmp_path: Path, capsys, monkeypatch) -> None:
+    shown = []
+    monkeypatch.setattr(lab.NanTracer, "to_html", lambda view, path: shown.append(view._cures_message()["rows"]))
+    assert run(folders["broken"], "--ids", "3", "--cures", "--html", tmp_path / "page.html") == 1
+    said = capsys.readouterr().out
+    gone = {row["name"]: row["gone"] for row in shown[0]}
+    assert gone["ablate"] is True and gone["weight"] is True and "Next:" not in said
     assert "\nCures\n" in said and "✓ Switch off expert" in said and "✓ Replace layers.1.moe.experts." in said
 
 

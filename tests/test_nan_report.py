@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import colibri_lab as lab
-from colibri_lab.nan.report import before_origin
+from colibri_lab.nan.report import before_origin, report
 from colibri_lab.nan.result import MAP, Found, Operand, Origin, Propagation, Step, WeightPlace
 from colibri_lab.testing import synthetic_trace
 
@@ -120,6 +120,7 @@ def test_the_report_holds_operands_way_clean_part_notes_and_the_next_step_in_100
 def test_steps_that_tell_nothing_new_are_left_out_and_counted() -> None:
     many = replace(WAY, steps=tuple(replace(STEPS[2], path=f"layers.4.x{i}") for i in range(30)))
     assert "… 29 more steps in found.propagation.steps" in found(way=many).report()
+    assert "… 29 more steps: --json OUT writes them" in report(found(way=many), terminal=True)
 
 
 def test_a_find_without_a_way_has_a_report_too() -> None:

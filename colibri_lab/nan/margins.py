@@ -28,7 +28,7 @@ from colibri_lab.numerics import Format, format_of, headroom_bits
 from colibri_lab.progress import Progress
 from colibri_lab.trace import HasTrace, Trace
 
-__all__ = ["GROWTH", "SUBNORMALS", "Headroom", "Margin", "headroom"]
+__all__ = ["GROWTH", "HUGE", "LITTLE", "SUBNORMALS", "Headroom", "Margin", "headroom"]
 
 Array = NDArray[Any]
 
@@ -47,6 +47,11 @@ SUBNORMALS = np.dtype([
 
 GROWTH = np.dtype([("tap", "U64"), ("stage", "U12"), ("before", "i4"), ("layer", "i4"), ("bits", "f8")])
 """Columns of `Headroom.growth`: bits lost between two layers that have the tap; negative where there are more left."""
+
+HUGE = 2.0**24
+"""From here on neighbouring float32 numbers are 2 apart: what a norm makes, of a size about 1, is lost when it is added
+to such a value. A run that holds one can be finite and is hardly right.
+"""
 
 _PIECE = 1 << 20  # values looked at at a time
 _SHOWN = 5  # warnings in a notebook
@@ -74,7 +79,7 @@ class Margin:
     @property
     def sentence(self) -> str:
         """Tap, layer, format and bits, and where the largest magnitude stands."""
-        where = "" if self.token is None else f" at token {self.token}{' ' * bool(self.text)}{shown(self.text)}"
+        where = self._token
         expert = "" if self.expert is None else f", expert {self.expert}"
         size = f"{number(np.float32(self.absmax))}{where}{expert}"
         end = number(format_of(self.format).largest)
@@ -83,6 +88,16 @@ class Margin:
         if self.bits < 0:
             return f"{name}: overflows {self.format}, {size} is beyond {end} by {bits_left(-self.bits)}."
         return f"{name}: {bits_left(self.bits)} left in {self.format}, {size} of {end}."
+
+    @property
+    def spot(self) -> str:
+        """ "layer 2, expert 6, up, 3.53e+20 at token 0 'a'": the largest magnitude and where it stands."""
+        path = self.path if self.expert is None else self.path.replace("*", str(self.expert))
+        return f"{place(path)}, {number(np.float32(self.absmax))}{self._token}"
+
+    @property
+    def _token(self) -> str:
+        return "" if self.token is None else f" at token {self.token}{' ' * bool(self.text)}{shown(self.text)}"
 
     def __str__(self) -> str:
         return self.words
@@ -112,6 +127,11 @@ class Headroom:
         name = self._format(format)
         rows = self.table[np.isfinite(self.table[name])]
         return self._margin(rows[int(rows[name].argmin())], name) if len(rows) else None
+
+    @property
+    def huge(self) -> tuple[Margin, ...]:
+        """Taps with a magnitude of 2^24 or more, in the order of the data's way: see `HUGE`."""
+        return tuple(self._margin(row, self.formats[0]) for row in self.table[self.table["absmax"] >= HUGE])
 
     @property
     def growth(self) -> Array:

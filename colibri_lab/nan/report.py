@@ -76,8 +76,10 @@ def before_origin(found: Found, origin: Origin) -> str:
     return f"Headroom had fallen to {bits_left(float(last['bits_left']))} {ago} earlier."
 
 
-def report(found: Found) -> str:
-    """All parts, one below the other, at most 100 columns wide."""
+def report(found: Found, terminal: bool = False) -> str:
+    """All parts, one below the other, at most 100 columns wide. In a `terminal` what is left out is pointed to as one
+    gets at it there, and the next step, which depends on the command, is not said.
+    """
     trace, count = found.trace, len(found.origins)
     tokens = f"{len(trace.ids)} token{'s' * (len(trace.ids) != 1)}"
     parts = [
@@ -87,11 +89,12 @@ def report(found: Found) -> str:
     for order, origin in enumerate(found.origins[:_ORIGINS]):
         parts.append(_origin(found, origin, f"Origin {order + 1} of {count}" if count > 1 else "Origin"))
     if count > _ORIGINS:
-        parts.append(f"… {count - _ORIGINS} more origins in found.origins")
-    parts += [_way(found), _clean(found)]
+        parts.append(_more(count - _ORIGINS, "origin", "found.origins", terminal))
+    parts += [_way(found, terminal), _clean(found)]
     if found.notes:
         parts.append("Notes\n" + "\n".join(f"- {note}" for note in found.notes))
-    parts.append("Next: what would cure it\n  lab.nan.cures(found)")
+    if not terminal:
+        parts.append("Next: what would cure it\n  lab.nan.cures(found)")
     return "\n\n".join("\n".join(_wrapped(line) for line in part.split("\n")) for part in parts if part) + "\n"
 
 
@@ -145,7 +148,12 @@ def _operands(operands: list[Operand]) -> list[str]:
     return out
 
 
-def _way(found: Found) -> str:
+def _more(count: int, what: str, where: str, terminal: bool) -> str:
+    words = f"… {count} more {what}{'s' * (count != 1)}"
+    return f"{words}: --json OUT writes them" if terminal else f"{words} in {where}"
+
+
+def _way(found: Found, terminal: bool) -> str:
     """The first steps from each layer on, steps of one layer that do the same left out."""
     steps = found.propagation.steps
     if not steps:
@@ -156,7 +164,7 @@ def _way(found: Found) -> str:
         lines.append(f"  {step.path}, {rows_text(np.array(step.tokens), 'token')}: {step.words}")
     left = len(steps) - len(chosen[:_STEPS])
     if left:
-        lines.append(f"  … {left} more step{'s' * (left != 1)} in found.propagation.steps")
+        lines.append(f"  {_more(left, 'step', 'found.propagation.steps', terminal)}")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from colibri_lab.widgets._wire import pack
 from colibri_lab.widgets._work import IDLE, Work, Working
 from colibri_lab.widgets.html import view_page, write_page
 from colibri_lab.widgets.nan_data import NanData, cure_facts
-from colibri_lab.widgets.nan_offers import offers
+from colibri_lab.widgets.nan_offers import name_of, offers
 from colibri_lab.widgets.nan_picture import nan_png, nan_text
 
 __all__ = ["NanTracer"]
@@ -45,7 +45,8 @@ class NanTracer(Working, anywidget.AnyWidget):
 
     `selection` is a dict of path (of a tap, experts of a layer as "*"), layer, token (row) and expert (None: all of
     them), readable and settable; keys left out keep their value, and a layer alone goes to the same tap there. `chosen`
-    is the number of the origin that is shown, in `found.origins`. `cure` replays the run with one change.
+    is the number of the origin that is shown, in `found.origins`. `cure` replays the run with one change; `cures` are
+    results of `lab.nan.cures(found)`, about its first origin, that are there already.
 
     Raises ArgumentError for anything else, and whatever the search raises.
     """
@@ -58,10 +59,10 @@ class NanTracer(Working, anywidget.AnyWidget):
     _status = traitlets.Dict(default_value=dict(IDLE)).tag(sync=True)
     _in_cell = traitlets.Bool(False).tag(sync=True)
 
-    def __init__(self, x: Any, *, model: Any = None, progress: Any = None) -> None:
+    def __init__(self, x: Any, *, model: Any = None, cures: Sequence[Cure] = (), progress: Any = None) -> None:
         self._work = threading.Lock()
         self._stop = threading.Event()
-        self._cures: dict[tuple[int, str], Cure] = {}  # by origin and name of the change
+        self._cures = {(0, name_of(cure)): cure for cure in cures}  # by origin and name of the change
         self._running: int | None = None  # row of the table of cures
         self._data: NanData | None = None
         self._model = opened(model)

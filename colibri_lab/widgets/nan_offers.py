@@ -8,7 +8,7 @@ from typing import Any
 from colibri_lab.nan.result import Cure, Found, Origin
 from colibri_lab.widgets.nan_tree import tap_name
 
-__all__ = ["Offer", "offers"]
+__all__ = ["Offer", "name_of", "offers"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ def offers(found: Found, number: int, model: Any = None) -> list[Offer]:
     if not found.trace.meta.get("emulation"):
         del rows[WHOLE]  # it is as wide already as a run can be
     return [Offer(name, row) for name, row in rows.items()]
+
+
+def name_of(cure: Cure) -> str:
+    """The row in which a result stands."""
+    return WHOLE if cure.change.lower().startswith(WHOLE) else cure.kind
 
 
 def _without(thing: Any, reason: str) -> str:
