@@ -7,15 +7,17 @@ A box is a dict: `column`, `title`, `sub`, `mark` ("nan", "+inf", "-inf" or ""),
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from colibri_lab.nan.result import Found, Origin, Step
+from colibri_lab.nan.result import Found, Origin, Propagation, Step
 
 __all__ = ["layer_of", "mark_of", "tap_name", "token_words", "tree"]
 
 _BOXES = 6  # of a column
 _RANGES = 4  # runs of tokens that are spelt out
+_SHORT = 2  # the same in a box
 
 Box = dict[str, Any]
 
@@ -53,15 +55,20 @@ def tap_name(path: str) -> str:
     return _NAMES.get(kind, kind)
 
 
-def token_words(tokens: Sequence[int]) -> str:
-    """Token rows in words: "token 35", "tokens 0–34", "tokens 1, 4–6 and 12 more"."""
-    rows = sorted(tokens)
+def _runs(rows: Sequence[int]) -> list[list[int]]:
     runs: list[list[int]] = []
     for row in rows:
         if runs and row == runs[-1][-1] + 1:
             runs[-1].append(row)
         else:
             runs.append([row])
+    return runs
+
+
+def token_words(tokens: Sequence[int]) -> str:
+    """Token rows in words: "token 35", "tokens 0–34", "tokens 1, 4–6 and 12 more"."""
+    rows = sorted(tokens)
+    runs = _runs(rows)
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs[:_RANGES]]
     left = sum(map(len, runs[_RANGES:]))
     more = f" and {left:,} more" if left else ""
@@ -75,15 +82,18 @@ def mark_of(value: float) -> str:
 
 def _tokens(tokens: Sequence[int]) -> str:
     """The same for a box, where there is little room."""
-    gaps = tokens and max(tokens) - min(tokens) >= len(tokens)
-    return f"{len(tokens):,} tokens" if gaps else token_words(tokens)
+    return f"{len(tokens):,} tokens" if len(_runs(sorted(tokens))) > _SHORT else token_words(tokens)
+
+
+def _values(count: int) -> str:
+    return f"{count:,} value{'s' * (count != 1)}"
 
 
 def tree(found: Found, number: int) -> dict[str, Any]:
     """`columns` (their headings) and `boxes` of origin `number`."""
     origin = found.origins[number]
-    steps = _descendants(origin, found.propagation.steps)
-    here = [step for step in steps if step.layer == origin.layer]
+    steps, reached = _followed(found, origin)
+    here = [step for step in steps if step.layer == origin.layer and origin.path != "embed"]
     later = [step.layer for step in steps if step.layer is not None and step.layer != origin.layer]
     after = later[0] if later else None
     there = [step for step in steps if step.layer == after] if later else []
@@ -91,7 +101,7 @@ def tree(found: Found, number: int) -> dict[str, Any]:
     at = {origin.path: 0}  # where a path is drawn
     _add(boxes, at, here, column=0)
     _add(boxes, at, there, column=1)
-    _outcome(boxes, found, origin)
+    _outcome(boxes, found.propagation, origin, reached, _carrier(boxes, at, steps, found.propagation.last))
     last = found.propagation.last or "the last tap"
     first = "embedding" if origin.path == "embed" else _place(origin.layer, last)
     middle = "" if after is None else f"layer {after}"
@@ -103,22 +113,51 @@ def _place(layer: int | None, last: str) -> str:
     return last if layer is None else f"layer {layer}"
 
 
-def _descendants(origin: Origin, steps: Iterable[Step]) -> list[Step]:
-    """The steps that this origin leads to, in order."""
-    reached, found = {origin.path}, []
-    for step in steps:
-        if step.came_from in reached:
-            reached.add(step.path)
-            found.append(step)
-    return found
+def _followed(found: Found, origin: Origin) -> tuple[list[Step], set[int]]:
+    """The steps that this origin leads to, in order, with the tokens that it reaches there, and the tokens that it
+    ruins in the end.
+
+    Rows of different origins can meet in one tap. A step hands on the same token's row; attention, and a step into
+    tokens that have no such row, read earlier rows.
+    """
+    way, born = found.propagation, set(origin.tokens or (origin.token,))
+    held: dict[str, set[int]] = {}  # path -> tokens of all origins
+    for other in found.origins:
+        held.setdefault(other.path, set()).update(other.tokens or (other.token,))
+    mine = {origin.path: born}
+    steps: list[Step] = []
+    for step in way.steps:
+        rows = mine.get(step.came_from, set())
+        looks_back = step.how == "attention" and not step.came_from.endswith(".attn.q")
+        tokens = {
+            token for token in step.tokens
+            if token in rows or (rows and token > min(rows) and (looks_back or token not in held[step.came_from]))
+        }  # fmt: skip
+        held.setdefault(step.path, set()).update(step.tokens)
+        if tokens:
+            mine.setdefault(step.path, set()).update(tokens)
+            steps.append(replace(step, tokens=tuple(sorted(tokens))))
+    if len(found.origins) == 1 or (origin.path == way.last and origin.weight is not None):
+        return steps, set(way.ruined)  # every token reads a weight of the last product
+    end = way.last if way.last in mine or way.last in held or not steps else steps[-1].path
+    return steps, mine.get(end, set()) & set(way.ruined)
+
+
+def _carrier(boxes: Sequence[Box], at: dict[str, int], steps: Sequence[Step], last: str) -> int:
+    """The box that the last tap is made from: back from there to the first that is drawn."""
+    for step in reversed(steps):
+        if step.path == last:
+            if last in at:
+                break
+            last = step.came_from
+    return at.get(last, len(boxes) - 1)
 
 
 def _origin_box(origin: Origin) -> Box:
     index = origin.index if isinstance(origin.index, tuple) else (origin.index,)
-    values = f"{origin.n_values:,} value{'s' * (origin.n_values != 1)}"
     return {
         "column": 0, "title": f"{tap_name(origin.path)}[{', '.join(map(str, index))}]",
-        "sub": f"{_tokens(origin.tokens or (origin.token,))}: {values}",
+        "sub": f"{_tokens(origin.tokens or (origin.token,))}: {_values(origin.n_values)}",
         "mark": mark_of(origin.value) or "nan", "label": "", "source": None, "path": origin.path,
         "token": origin.token, "expert": origin.expert,
     }  # fmt: skip
@@ -137,8 +176,9 @@ def _add(boxes: list[Box], at: dict[str, int], steps: Sequence[Step], column: in
         if len(groups) > keep and group is groups[-1]:
             boxes.append(_skipped(groups[keep - 1 : -1], column, len(boxes) - 1))
             at.update({step.path: len(boxes) - 1 for skipped in groups[keep - 1 : -1] for step in skipped})
-        source = at.get(group[0].came_from, len(boxes) - 1)
-        boxes.append(_step_box(group, column, source))
+        inside = {step.path for step in group}
+        entry = max((step for step in group if step.came_from not in inside), key=lambda step: len(step.tokens))
+        boxes.append(_step_box(group, column, entry.words, at.get(entry.came_from, len(boxes) - 1)))
         at.update({step.path: len(boxes) - 1 for step in group})
 
 
@@ -156,39 +196,35 @@ def _skipped(groups: Sequence[Sequence[Step]], column: int, source: int) -> Box:
     }  # fmt: skip
 
 
-def _step_box(group: Sequence[Step], column: int, source: int) -> Box:
+def _step_box(group: Sequence[Step], column: int, label: str, source: int) -> Box:
     last = group[-1]
     many = column and last.stage == "expert"
     experts = {_expert_of(step.path) for step in group}
     title = f"{len(experts)} experts" if many and len(experts) > 1 else tap_name(last.path)
     tokens = sorted({token for step in group for token in step.tokens})
     return {
-        "column": column, "title": title, "sub": f"{_tokens(tokens)}: {last.n_values:,} values",
-        "mark": mark_of(last.value), "label": group[0].words, "source": source, "path": last.path,
+        "column": column, "title": title, "sub": f"{_tokens(tokens)}: {_values(last.n_values)}",
+        "mark": mark_of(last.value), "label": label, "source": source, "path": last.path,
         "token": tokens[0] if tokens else None, "expert": _expert_of(last.path),
     }  # fmt: skip
 
 
-def _outcome(boxes: list[Box], found: Found, origin: Origin) -> None:
-    """What was ruined in the end, and what was not: a clean token is a box too."""
-    way = found.propagation
-    next_layer = [i for i, box in enumerate(boxes) if box["column"] == 1]
-    first = next_layer[0] if next_layer else len(boxes) - 1
-    attends = (i for i in next_layer if "attention" in boxes[i]["title"] and "norm" not in boxes[i]["title"])
-    own = [token for token in way.ruined if token in origin.tokens or token == origin.token]
-    later = [token for token in way.ruined if token not in set(own)]
+def _outcome(boxes: list[Box], way: Propagation, origin: Origin, reached: set[int], source: int) -> None:
+    """What this origin ruined in the end, and what it did not: a clean token is a box too."""
+    born = set(origin.tokens) | {origin.token}
     words = f"{way.last or 'last tap'}: not finite"
-    for tokens, source in ((own, first), (later, next(attends, first))):
+    direct = reached if origin.path == way.last else reached & born
+    before = reached and way.clean and max(way.clean) < min(reached)
+    they = "it comes" if len(way.clean) == 1 else "they come"
+    ends: list[tuple[set[int], str, str, int | None]] = [
+        (direct, words, "nan", source), (reached - direct, words, "nan", source),
+        (set(way.ruined) - reached, "ruined by another origin", "", None),
+        (set(way.clean), f"clean: {they} before" if before else "clean", "", None),
+    ]  # fmt: skip
+    for tokens, sub, mark, comes_from in ends:
         if tokens:
+            rows = sorted(tokens)
             boxes.append({
-                "column": 2, "title": _tokens(tokens), "sub": words, "mark": "nan", "label": "", "source": source,
-                "path": way.last or None, "token": tokens[0], "expert": None,
+                "column": 2, "title": _tokens(rows), "sub": sub, "mark": mark, "label": "", "source": comes_from,
+                "path": way.last or None, "token": rows[0], "expert": None,
             })  # fmt: skip
-    if way.clean:
-        before = way.ruined and max(way.clean) < min(way.ruined)
-        said = "clean: they come before" if before else "clean"
-        said = "clean: it comes before" if before and len(way.clean) == 1 else said
-        boxes.append({
-            "column": 2, "title": _tokens(way.clean), "sub": said, "mark": "", "label": "", "source": None,
-            "path": way.last or None, "token": way.clean[0], "expert": None,
-        })  # fmt: skip

@@ -143,6 +143,25 @@ def test_several_origins_are_chosen_from_a_list(show: Show) -> None:
     expect(page.locator("[data-origin='0']")).to_have_attribute("aria-pressed", "true")
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_on_a_filled_cell_can_be_read(show: Show, dark: bool) -> None:
+    """The logits are an origin: their name and the number of tokens stand on ink; 4.5 to 1 at least (WCAG)."""
+    found = overflow(replace(UNKNOWN, path="logits", layer=None, stage="logits"))
+    found.map["state"][found.map["path"] == "logits"] = "origin"
+    page = show(lab.NanTracer(found), f"filled-{dark}", dark=dark, axe=True)
+    cell = page.locator(".cell[data-path='logits']")
+    fill = "(parts) => parts.map((part) => getComputedStyle(part).fill.match(/[0-9.]+/g).slice(0, 3).map(Number))"
+    ground, *words = (_light(c) for part in ("rect", "text") for c in cell.locator(part).evaluate_all(fill))
+    assert len(words) >= 2
+    assert all((max(ground, ink) + 0.05) / (min(ground, ink) + 0.05) >= 4.5 for ink in words)
+
+
+def _light(colour: list[float]) -> float:
+    """Relative luminance of sRGB (WCAG 2)."""
+    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def test_what_is_swallowed_ruins_no_token(show: Show) -> None:
     found = overflow()
     way = Propagation((), (), tuple(range(40)), "logits", swallowed=("the gate of expert 5 was 0 for token 35",))

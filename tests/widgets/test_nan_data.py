@@ -102,9 +102,10 @@ def test_the_way_has_three_columns_from_the_origin_to_the_logits() -> None:
     assert [box["source"] for box in boxes[:5]] == [None, 0, 1, 2, 3]
     assert boxes[4]["label"] == "Inf × 0 = NaN" and boxes[4]["mark"] == "nan"
     ends = [(box["title"], box["sub"], box["source"]) for box in boxes if box["column"] == 2]
-    attention = next(i for i, box in enumerate(boxes) if box["title"] == "attention")
+    stream = max(i for i, box in enumerate(boxes) if box["title"] == "residual stream")
+    assert boxes[stream]["column"] == 1
     assert ends == [
-        ("token 35", "logits: not finite", 4), ("tokens 36–39", "logits: not finite", attention),
+        ("token 35", "logits: not finite", stream), ("tokens 36–39", "logits: not finite", stream),
         ("tokens 0–34", "clean: they come before", None),
     ]  # fmt: skip
 
@@ -120,10 +121,54 @@ def test_the_sizes_of_a_replay_go_to_the_rows_of_the_map() -> None:
 
 
 def test_each_origin_has_a_way_of_its_own() -> None:
-    """Steps that come from another origin are not its steps."""
+    """Steps that come from another origin are not its steps, and what that ruined is not its doing."""
     way = tree(overflow(WEIGHT), 1)
     assert [box["title"] for box in way["boxes"]] == ["queries[2, 7]", "tokens 35–39", "tokens 0–34"]
+    assert [box["sub"] for box in way["boxes"][1:]] == ["ruined by another origin", "clean"]
     assert all(box["column"] != 1 for box in way["boxes"])
+
+
+def test_two_origins_of_a_run_ruin_their_own_tokens() -> None:
+    """Patient 4: an expert's product spoils two rows and all that read them, a weight of the head every token. The
+    logits come from the residual stream.
+    """
+    session = lab.exercises.patient(4).session(capture="all")
+    session.feed(lab.exercises.TEXT)
+    found = lab.nan.find(session)
+    assert found is not None and len(found.origins) == 2
+    ways = [tree(found, number)["boxes"] for number in (0, 1)]
+    ends = [[(box["title"], box["sub"]) for box in boxes if box["column"] == 2] for boxes in ways]
+    assert ends == [
+        [("tokens 5, 20", "logits: not finite"), ("tokens 6–19, 21–27", "logits: not finite"),
+         ("tokens 0–4", "ruined by another origin")],
+        [("tokens 0–27", "logits: not finite")],
+    ]  # fmt: skip
+    sources = {ways[0][box["source"]]["path"] for box in ways[0] if box["column"] == 2 and box["mark"]}
+    assert sources == {"layers.4.output"}
+
+
+def test_rows_of_two_origins_that_meet_in_a_tap_are_told_apart() -> None:
+    """The stream of layer 4 has rows of both, and the logits come from it in one step: each origin keeps its own."""
+    first = replace(OVERFLOW, path="layers.2.moe.routed", layer=2, token=9, tokens=(9,))
+    second = replace(OVERFLOW, path="layers.4.moe.routed", layer=4, token=3, tokens=(3,))
+
+    def step(path: str, source: str, rows: tuple[int, ...], how: Any) -> Step:
+        return Step(path, source, None, "residual", rows, 3, 3, float("nan"), how, "")
+
+    way = (
+        step("layers.2.output", first.path, (9,), "residual"),
+        step("layers.3.attn.out", "layers.2.output", (10, 11), "attention"),
+        step("layers.4.output", "layers.2.output", (9,), "residual"),
+        step("layers.4.output", "layers.3.attn.out", (10, 11), "residual"),
+        step("layers.4.output", second.path, (3,), "residual"),
+        step("logits", "layers.4.output", (3, 9, 10, 11), "product"),
+    )
+    found = Found(run(), (first, second), Propagation(way, (3, 9, 10, 11), (0,), "logits"), table(), "float16")
+    ends = [
+        {box["title"] for box in tree(found, number)["boxes"] if box["column"] == 2 and box["mark"]}
+        for number in (0, 1)
+    ]  # fmt: skip
+    assert ends == [{"token 9", "tokens 10–11"}, {"token 3"}]
 
 
 def test_many_steps_of_one_layer_are_counted() -> None:

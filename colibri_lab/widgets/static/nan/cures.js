@@ -10,7 +10,7 @@ export function cureTable(view) {
   if (!store.cures.length) return `<p class="q pad">${escape(store.facts.no_cures || "No change can be tried on this run.")}</p>`;
   const rows = store.cures.map((row, i) => (row.of === chosen ? cureRow(row, i, { live, running, best: firstGone(store, chosen) }) : ""));
   const body = rows.join("") || '<tr><td colspan="5" class="q">No change can be tried for this origin.</td></tr>';
-  return `<table class="t curetable"><thead><tr><th>change</th><th>NaN and Inf</th><th>tightest headroom after</th><th>prediction (KL, nats)</th><th class="num">try</th></tr></thead><tbody>${body}</tbody></table>`;
+  return `<table class="t curetable"><thead><tr><th>change</th><th>NaN and Inf</th><th>tightest headroom after,<br>in that tap's format</th><th>prediction (KL, nats)</th><th class="num">try</th></tr></thead><tbody>${body}</tbody></table>`;
 }
 
 // The first cure that works: what the sentence recommends.

@@ -108,18 +108,19 @@ function cell(view, path, x, y, w, h, name = "") {
 // The name stands in the cell, for nothing else names it; logits with the number of ruined tokens.
 function endWords({ store }, row, x, y, name) {
   const { way, tokens } = store.facts;
-  const ruined = way && way.last === row.path && way.ruined ? amount(count(way.ruined), count(tokens), x, y + 15) : "";
+  const on = row.state === "origin" ? " on" : ""; // on a filled cell
+  const ruined = way && way.last === row.path && way.ruined ? amount(count(way.ruined), count(tokens), x, y + 15, on) : "";
   const near = row.state === "near" ? `<text x="${x}" y="${y + 15}" text-anchor="middle" class="near">! ${fixed(row.bits_left, 1)} b</text>` : "";
-  return `<text class="b" x="${x}" y="${y + 3}" text-anchor="middle">${escape(name)}</text>${ruined}${near}`;
+  return `<text class="b${on}" x="${x}" y="${y + 3}" text-anchor="middle">${escape(name)}</text>${ruined}${near}`;
 }
 
 // "5 of 40"; what is too long for the cell on two lines.
-function amount(n, all, x, y) {
-  const line = (words, dy) => `<text class="k" x="${x}" y="${y + dy}" text-anchor="middle">${words}</text>`;
+function amount(n, all, x, y, on) {
+  const line = (words, dy) => `<text class="k${on}" x="${x}" y="${y + dy}" text-anchor="middle">${words}</text>`;
   return `${n}${all}`.length < 4 ? line(`${n} of ${all}`, 0) : line(n, 0) + line(`of ${all}`, 13);
 }
 
-const described = (row) => (row.n_nan || row.n_inf ? `${count(row.n_nan)} NaN, ${count(row.n_inf)} Inf, ${row.state === "origin" ? "born here" : "passed on"}` : `finite, ${bitsText(row.bits_left)} bits left`);
+const described = (row) => (row.n_nan || row.n_inf ? `${count(row.n_nan)} NaN, ${count(row.n_inf)} Inf${row.n_negative_inf ? ` (${count(row.n_negative_inf)} negative)` : ""}, ${row.state === "origin" ? "born here" : "passed on"}` : `finite, ${bitsText(row.bits_left)} bits left`);
 
 // Each mark with its number of cells; what does not occur is not listed.
 export function mapKey(view, width) {

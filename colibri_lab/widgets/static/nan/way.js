@@ -28,10 +28,11 @@ function placed(boxes, width) {
   const w = SHARES.map((share) => share * room);
   const x = [2, 2 + w[0] + GAP, 2 + w[0] + w[1] + 2 * GAP];
   const next = [TOP, TOP, TOP];
+  const last = boxes.filter(({ column }) => column === 2).length - 1; // the last box of the last column ends where its source does
   return boxes.map((box, i) => {
     const { column, source } = box;
     let y = next[column];
-    if (column === 2 && source !== null && source < i) y = Math.max(y, TOP + PITCH * rankIn(boxes, source));
+    if (column === 2 && source !== null && source < i) y = Math.max(y, TOP + PITCH * (rankIn(boxes, source) - last));
     next[column] = y + PITCH;
     return { ...box, x: x[column], y, w: w[column] };
   });
@@ -62,7 +63,8 @@ function arrow({ palette }, from, to) {
     return `<path d="M${x} ${a + 1}V${b - 7}" ${ink}/><path d="M${x - 5} ${b - 8}h10l-5 8Z" fill="var(--ink)"/><text x="${x + 10}" y="${(a + b) / 2 + 4}">${escape(cut(to.label, to.w - 26, false, palette))}<title>${escape(to.label)}</title></text>`;
   }
   const [a, b, d] = [from.x + from.w, from.y + BOX / 2, to.y + BOX / 2];
-  if (from.column === to.column) return `<path d="M${a} ${b}C${a + 20} ${b} ${a + 20} ${d} ${a + 8} ${d}" ${ink}/><path d="M${a + 8} ${d - 5}l-8 5l8 5Z" fill="var(--ink)"/>`;
+  const e = d - 10; // above the arrow that leaves from here
+  if (from.column === to.column) return `<path d="M${a} ${b}C${a + 20} ${b} ${a + 20} ${e} ${a + 8} ${e}" ${ink}/><path d="M${a + 8} ${e - 5}l-8 5l8 5Z" fill="var(--ink)"/>`;
   const c = to.x;
   const middle = c - GAP / 2;
   const start = middle - GAP / 2; // a straight run up to the gap before the box
