@@ -57,7 +57,9 @@ def place(page: Any) -> str:
     return page.locator(".nan").get_attribute("data-place")
 
 
-@pytest.mark.parametrize(("name", "dark", "width"), [("whole", False, 1200), ("dark", True, 1200), ("660", False, 660)])
+@pytest.mark.parametrize(
+    ("name", "dark", "width"), [("whole", False, 1200), ("dark", True, 1200), ("660", False, 660), ("480", False, 480)]
+)
 def test_the_page_works_offline(show: Show, name: str, dark: bool, width: int) -> None:
     """Sentence, map, tree, bits, curve, cures and keys work on what the page holds."""
     page = show(tried(), name, dark=dark, width=width, axe=width > 1000)
