@@ -47,7 +47,7 @@ double route_seconds(const matrix *w, const float *x, int64_t tokens, int64_t to
     const double begin = now();
     for (int64_t t = 0; t < tokens; t++) {
         const float *row = x + t * w->cols;
-        if (product_alone) machine_linear(&m, logits, row, 1, w, &no_bias);
+        if (product_alone) machine_linear(&m, logits, row, 1, w, &no_bias, COLIBRI_FLOAT32);
         else route(&m, &r, row, 1, w, logits, scores, ids, chosen);
     }
     const double seconds = now() - begin;
