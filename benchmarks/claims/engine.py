@@ -64,8 +64,9 @@ def stages(plan: Plan) -> Any:
     table = TABLES.get(platform.machine().lower())
     if table is None or (table == "kernels_avx2" and not _has_avx2()):
         raise FileNotFoundError("this CPU has neither AVX2 nor NEON")
-    parts = [f"kernels/{table}.c", "kernels/topk.c", "core/router.c", "core/machine.c"]
-    parts += ["utils/threads.c", "utils/cpu_quota.c", "utils/status.c"]
+    parts = [f"kernels/{table}.c", "kernels/topk.c", "kernels/rounding.c", "kernels/sentinel.c"]
+    parts += ["core/router.c", "core/machine.c", "core/boundary.c", "core/points.c", "core/taps.c"]
+    parts += ["utils/threads.c", "utils/cpu_quota.c", "utils/status.c", "utils/dtype.c"]
     library = compiled("stages", parts, plan)
     library.matmul_seconds.restype = library.route_seconds.restype = ctypes.c_double
     library.matmul_seconds.argtypes = (
