@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any
 
@@ -76,7 +77,7 @@ def weight_reason(weight: Weight, flat: int, met: float, met_name: str, came: fl
     return Reason("weight value", note, (operand, Operand(met_name, met)), weight=(weight.name, index))
 
 
-class Operation:
+class Operation(ABC):
     """What every operation tells. `point` names what it makes, `words` says how, `dtype` is what that is stored in.
 
     Rows are token rows in ascending order; `value` has one row for each.
@@ -86,17 +87,17 @@ class Operation:
         self.point, self.words, self.dtype = point, words, dtype
         self.flush = self.saturate = False
 
+    @abstractmethod
     def raw(self) -> F32:
         """What the arithmetic gives before it is rounded to `dtype`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ready(self) -> NDArray[np.bool_]:
         """Where all that was read is finite; broadcasts to the shape of `value`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cause(self, place: tuple[int, ...], came: float) -> Reason | None:
         """Why `raw` is not finite at a place (row, then the index in it); `came`: what did come out."""
-        raise NotImplementedError
 
     @cached_property
     def unrounded(self) -> F32:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ Kind = Literal[
     "weight value", "overflow", "inf − inf", "0 × inf", "0/0", "masked row", "variance", "scale", "embedding", "edit",
     "uninitialised", "unknown",
 ]  # fmt: skip
-KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
+KINDS: tuple[str, ...] = get_args(Kind)
 """The kinds of cause, with which the sentence `Origin.cause` begins."""
 
 MAP = np.dtype([
