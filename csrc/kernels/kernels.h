@@ -84,6 +84,10 @@ typedef struct kernels {
 
     /* Exact widening to float32; a signalling NaN becomes quiet. src may be misaligned. */
     void (*widen)(float *out, const void *src, colibri_dtype dtype, int64_t n);
+
+    /* Of the bit patterns without their signs: the largest one, 0 when n is 0, and the least one that is not 0, minus 1;
+     * UINT32_MAX when all are 0. src holds float32 and may be misaligned. */
+    void (*magnitudes)(uint32_t *largest, uint32_t *least, const void *src, int64_t n);
 } kernels;
 
 /* The table in force. Never NULL: before select_kernels() succeeded it is the best available. */

@@ -7,6 +7,7 @@
  * Compiled twice: for any CPU, where float32.h emulates the fused multiply-add, and by kernels_scalar_fma.c for one that has the
  * instruction. */
 #include "float32.h"
+#include "magnitudes.h"
 #include "tables.h"
 
 #ifndef TABLE
@@ -173,4 +174,5 @@ const kernels TABLE = {
     .clamp = clamp,
     .rotate_half = rotate_half,
     .widen = widen,
+    .magnitudes = magnitudes,
 };

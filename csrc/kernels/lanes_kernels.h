@@ -26,6 +26,7 @@
 #include <string.h>
 
 #include "float32.h"
+#include "magnitudes.h"
 #include "tables.h"
 
 enum { PARTS = 16 / LANES };
@@ -310,4 +311,5 @@ const kernels TABLE = {
     .clamp = clamp,
     .rotate_half = rotate_half,
     .widen = widen,
+    .magnitudes = magnitudes,
 };

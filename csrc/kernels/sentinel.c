@@ -78,6 +78,17 @@ static inline void look(sentinel *total, const unsigned char *bytes, int size, l
         total->largest = (uint32_t)largest;
 }
 
+/* Values that sessions compute: nearly always all are finite and none is subnormal, which two bounds tell. */
+static void look_f32(sentinel *total, const unsigned char *bytes, layout mask, int64_t first, int64_t last)
+{
+    uint32_t largest, least;
+    kernels_in_force()->magnitudes(&largest, &least, bytes + 4 * first, last - first);
+    if (largest >= mask.exponent || least < mask.normal - 1)
+        look(total, bytes, 4, mask, first, last);
+    else if (largest > total->largest)
+        total->largest = largest;
+}
+
 sentinel sentinel_scan(const void *src, colibri_dtype dtype, int64_t n)
 {
     sentinel total = {.first = -1};
@@ -85,7 +96,7 @@ sentinel sentinel_scan(const void *src, colibri_dtype dtype, int64_t n)
     for (int64_t first = 0; first < n; first += CHUNK) {
         int64_t last = n - first < CHUNK ? n : first + CHUNK;
         if (dtype == COLIBRI_F32) /* the size is a constant in each call, so each loop is compiled for its own */
-            look(&total, src, 4, mask, first, last);
+            look_f32(&total, src, mask, first, last);
         else
             look(&total, src, 2, mask, first, last);
     }

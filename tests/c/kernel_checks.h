@@ -214,6 +214,25 @@ static inline void check_widen(const kernels *table)
         }
 }
 
+static inline void check_magnitudes(const kernels *table) /* against one value at a time */
+{
+    for (int mood = 0; mood < N_MOODS; mood++)
+        for (int64_t n = 0; n < 140; n++) {
+            guarded x = random_row(n, (enum mood)mood);
+            uint32_t largest = 0, least = UINT32_MAX, found_largest, found_least;
+            for (int64_t i = 0; i < n; i++) {
+                uint32_t bits = float_bits(((float *)x.data)[i]) & 0x7fffffff;
+                if (bits > largest)
+                    largest = bits;
+                if (bits != 0 && bits - 1 < least)
+                    least = bits - 1;
+            }
+            table->magnitudes(&found_largest, &found_least, x.data, n);
+            CHECK(found_largest == largest && found_least == least);
+            guarded_free(x);
+        }
+}
+
 static inline void check_rows_of_keys(const kernels *table) /* scores, weighted_sum */
 {
     for (int mood = 0; mood < N_MOODS; mood++)
@@ -318,6 +337,7 @@ static inline void check_table(const kernels *table)
     check_map(table, call_rms_norm);
     check_norm_weights(table);
     check_widen(table);
+    check_magnitudes(table);
     check_rows_of_keys(table);
     check_in_place(table);
     check_fma_at_ties(table);

@@ -92,6 +92,20 @@ static void test_every_class_of_every_format_is_told_apart(void)
     }
 }
 
+static void test_one_odd_value_among_many_ordinary_ones_is_counted(void)
+{
+    enum { MANY = 10000 }; /* more than are looked at together */
+    static uint32_t words[MANY];
+    const uint32_t odd[] = {0x7fc00001, 0xff800000, 0x7f800001, 1, 0x807fffff, 0, 0x80000000, 0x00800000, 0x7f7fffff};
+    for (size_t k = 0; k < sizeof odd / sizeof *odd; k++)
+        for (int round = 0; round < 50; round++) {
+            for (int64_t i = 0; i < MANY; i++)
+                words[i] = 0x3f000000 | (random_bits() & 0x807fffff);
+            words[random_below(MANY)] = odd[k];
+            check((unsigned char *)words, &formats[0], MANY);
+        }
+}
+
 static void test_every_length_and_address_is_counted_whole_and_no_further(void)
 {
     for (size_t k = 0; k < sizeof formats / sizeof *formats; k++)
@@ -129,6 +143,7 @@ int main(void)
 {
     RUN(test_I2_the_engine_s_own_counter_is_exact_in_this_build);
     RUN(test_every_class_of_every_format_is_told_apart);
+    RUN(test_one_odd_value_among_many_ordinary_ones_is_counted);
     RUN(test_every_length_and_address_is_counted_whole_and_no_further);
     RUN(test_one_value_at_any_place_of_a_long_array_is_found);
     return 0;
