@@ -11,6 +11,7 @@ import pytest
 
 import colibri_lab as lab
 from colibri_lab import cache
+from colibri_lab.cache import curves
 from colibri_lab.errors import ArgumentError, NotCapturedError
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.trace import Trace
@@ -117,7 +118,7 @@ def test_distances_do_not_depend_on_the_pieces_they_are_worked_on_in(monkeypatch
     trace = with_gaps(synthetic_trace(3, 6, 2, 300), 0)
     for scope in ("layer", "global"):
         whole = cache.stack_distances(trace, scope)
-        monkeypatch.setattr(cache, "_STEP", 1)
+        monkeypatch.setattr(curves, "_STEP", 1)
         np.testing.assert_array_equal(cache.stack_distances(trace, scope), whole)
         monkeypatch.undo()
 

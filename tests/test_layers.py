@@ -20,9 +20,10 @@ C_MAY_USE = {  # folder of csrc -> folders whose headers it may include
     "model": {"include", "utils", "model"},
     "core": {"include", "utils", "kernels", "model", "core"},
     "api": {"include", "utils", "kernels", "model", "core", "api"},
+    "cachelab": {"include", "cachelab"},
     "tools": {"include", "tools"},
 }
-PUBLIC_HEADERS = {"colibri.h", "colibri_config.h"}
+PUBLIC_HEADERS = {"colibri.h", "colibri_config.h", "colibri_cachelab.h"}
 
 
 def own_includes(source: Path) -> list[str]:

@@ -6,6 +6,7 @@ import zipfile
 PARTS = {
     "the compiled module": ("colibri_lab/_core", ".so"),
     "its type stub": ("colibri_lab/_core.pyi", ""),
+    "the compiled simulators": ("colibri_lab/_cachelab", ".so"),
     "the typing marker": ("colibri_lab/py.typed", ""),
     "the notebooks": ("colibri_lab/notebooks/", ".ipynb"),
     "the benchmark suite": ("colibri_lab/benchmarks/", "bench.py"),

@@ -1,32 +1,19 @@
-"""What a cache of experts would do: reuse distances and miss ratios of a trace's routing, and how good a prefetch was.
-
-The requests of a trace are its chosen experts, token by token as a decoder makes them: the k experts of one token and
-layer form a *set*, requested in slot order. A set is served as a whole: none of its members is evicted for another, so
-no cache below k experts can work. scope="layer": each MoE layer has a cache of its own. scope="global": one cache for
-the experts of all layers; its keys are (layer, expert), its sets follow one another token by token, layer by layer.
-Slots without an expert (id −1) request nothing. Ids alone are needed, so any trace will do.
-"""
+"""Reuse distances and miss ratios for all capacities at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.cache.requests import Scope, Whole, keys_of, streams
 from colibri_lab.errors import ArgumentError
 from colibri_lab.progress import Progress, shown
-from colibri_lab.routing.measured import Measured, Ratios
-from colibri_lab.routing.streaming import BLOCK, check_level, expert_ids, hot, in_blocks
 from colibri_lab.trace import HasTrace, Trace, trace_of
 
-__all__ = ["Prefetch", "miss_ratio_curve", "prefetch_quality", "stack_distances"]
-
 Policy = Literal["lru", "belady"]
-Scope = Literal["layer", "global"]
-Whole = NDArray[np.int64]
 
 _STEP = 1 << 16  # requests worked on at a time, at least
 _EMPTY = -(1 << 62)  # a place of Belady's stack that holds no key yet
@@ -42,7 +29,7 @@ def stack_distances(trace: Trace | HasTrace, scope: Scope = "layer") -> NDArray[
     """
     trace = trace_of(trace)
     out = np.full((len(trace.moe_layers), len(trace.ids), trace.top_k), np.nan)
-    for rows in _streams(trace, scope):
+    for rows in streams(trace, scope):
         for tokens, distances in _lru(trace, rows):
             out[rows, tokens] = distances.transpose(1, 0, 2)
     return out
@@ -66,15 +53,15 @@ def miss_ratio_curve(
     trace = trace_of(trace)
     if policy not in ("lru", "belady"):
         raise ArgumentError(f"a miss-ratio curve is of 'lru' or 'belady', not {policy!r:.80}")
-    streams = list(_streams(trace, scope))
+    caches = list(streams(trace, scope))
     keys = trace.num_experts * (1 if scope == "layer" else len(trace.moe_layers))
-    counts = np.zeros((len(streams), keys + 1), np.int64)  # requests by distance; the last column is never a hit
+    counts = np.zeros((len(caches), keys + 1), np.int64)  # requests by distance; the last column is never a hit
     if policy == "lru":
-        for number, rows in enumerate(streams):
+        for number, rows in enumerate(caches):
             for _, distances in _lru(trace, rows):
                 counts[number] += _histogram(distances, keys)
-    elif streams and trace.ids:
-        requests = np.stack([_keys(trace, rows, slice(None)).reshape(-1, trace.top_k) for rows in streams])
+    elif caches and trace.ids:
+        requests = np.stack([keys_of(trace, rows, slice(None)).reshape(-1, trace.top_k) for rows in caches])
         for number, distances in enumerate(_belady(requests, keys, progress)):
             counts[number] = _histogram(distances, keys)
     total = counts.sum(axis=1, keepdims=True)
@@ -87,26 +74,6 @@ def miss_ratio_curve(
 def _histogram(distances: NDArray[np.float64], keys: int) -> Whole:
     known = distances[~np.isnan(distances)]
     return np.bincount(np.minimum(known, keys).astype(np.int64), minlength=keys + 1)
-
-
-# ---- requests ------------------------------------------------------------------------------------------------------
-
-
-def _streams(trace: Trace, scope: Scope) -> Iterator[slice]:
-    """The rows of `trace.moe_layers` that share a cache, cache by cache."""
-    if scope not in ("layer", "global"):
-        raise ArgumentError(f"a cache is per 'layer' or 'global', not {scope!r:.80}")
-    layers = len(trace.moe_layers)
-    if scope == "layer":
-        yield from (slice(row, row + 1) for row in range(layers))
-    elif layers:
-        yield slice(0, layers)
-
-
-def _keys(trace: Trace, rows: slice, tokens: slice) -> Whole:
-    """(tokens, layers, k) keys of the requests of some layers: number of the layer among them · E + expert, or −1."""
-    ids = np.stack([expert_ids(trace, layer, tokens) for layer in trace.moe_layers[rows]], axis=1)
-    return np.where(ids >= 0, ids + np.arange(ids.shape[1])[:, None] * trace.num_experts, -1)
 
 
 # ---- least recently used -------------------------------------------------------------------------------------------
@@ -122,7 +89,7 @@ def _lru(trace: Trace, rows: slice) -> Iterator[tuple[slice, NDArray[np.float64]
     recent = np.zeros(0, np.int64)  # every key used so far, the latest at the end
     for start in range(0, len(trace.ids), step):
         tokens = slice(start, min(start + step, len(trace.ids)))
-        keys = _keys(trace, rows, tokens)
+        keys = keys_of(trace, rows, tokens)
         out, used = np.full(keys.shape, np.nan), keys >= 0
         line = np.concatenate([recent, keys[used]])
         # Where the set of each request begins in the line: after all used slots of the sets before.
@@ -221,75 +188,3 @@ def _next_uses(requests: Whole, keys: int) -> Whole:
         out[:, number] = coming[row, members] * keys + members
         coming[row, members] = number
     return out
-
-
-# ---- prefetch ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prefetch:
-    """How good a prefetch was, layer by layer; all counts (Lm,)."""
-
-    needed: Whole  # requests of the trace
-    issued: Whole  # experts fetched ahead
-    used: Whole  # of these, needed by their token
-    late: Whole  # of the used ones, arrived too late
-    precision: Measured  # used / issued; chance: k/E
-    recall: Measured  # in time / needed; chance: issued per token / E
-    wasted_bytes: Whole | None  # fetched and not needed; None when the size of an expert was not given
-
-    @property
-    def wasted(self) -> Whole:
-        """Experts fetched and not needed."""
-        return self.issued - self.used
-
-
-def prefetch_quality(
-    trace: Trace | HasTrace,
-    issued: NDArray[Any],
-    *,
-    late: NDArray[Any] | None = None,
-    expert_bytes: int | None = None,
-    level: float = 0.95,
-) -> Prefetch:
-    """Holds a prefetch against what the tokens really needed.
-
-    `issued`: (Lm, T, p) expert ids fetched ahead for each token and layer, −1 for none; an expert named twice counts as
-    fetched twice and used once. `late`: bool of the same shape, those that came after they were needed; they count as
-    used but not in recall. `expert_bytes`: size of one expert. Raises ArgumentError when shapes or ids do not fit.
-    """
-    trace, level = trace_of(trace), check_level(level)
-    layers, experts, tokens = len(trace.moe_layers), trace.num_experts, len(trace.ids)
-    guess = np.asarray(issued)
-    if guess.dtype.kind not in "iu" or guess.ndim != 3 or guess.shape[:2] != (layers, tokens):
-        raise ArgumentError(
-            f"a prefetch names whole numbers of the shape ({layers}, {tokens}, any); these are {guess.dtype} "
-            f"{guess.shape}"
-        )
-    if guess.size and not -1 <= int(guess.min()) <= int(guess.max()) < experts:
-        raise ArgumentError(f"a prefetch names 0 to {experts - 1}, or −1; not {guess.min()} to {guess.max()}")
-    after = np.zeros(guess.shape, bool) if late is None else np.asarray(late, bool)
-    if after.shape != guess.shape:
-        raise ArgumentError(f"`late` has the shape {after.shape}, `issued` {guess.shape}")
-    counts = np.zeros((4, layers), np.int64)
-    precision, recall = Ratios((layers,), (layers,)), Ratios((layers,), (layers,))
-    for row, layer in enumerate(trace.moe_layers):
-        ids = guess[row].astype(np.int64)
-        wanted = hot(expert_ids(trace, layer), experts) > 0
-        fetched, in_time = hot(ids, experts) > 0, hot(np.where(after[row], -1, ids), experts) > 0
-        needed, sent = wanted.sum(axis=1), (ids >= 0).sum(axis=1)
-        used, found = (wanted & fetched).sum(axis=1), (wanted & in_time).sum(axis=1)
-        counts[:, row] = needed.sum(), sent.sum(), used.sum(), used.sum() - found.sum()
-        precision.add(in_blocks(used, BLOCK), in_blocks(sent, BLOCK), row)
-        recall.add(in_blocks(found, BLOCK), in_blocks(needed, BLOCK), row)
-    wasted = None if expert_bytes is None else (counts[1] - counts[2]) * int(expert_bytes)
-    per_token = counts[1] / max(tokens, 1) / experts
-    return Prefetch(
-        counts[0],
-        counts[1],
-        counts[2],
-        counts[3],
-        precision.share(level, trace.top_k / experts, "Used / fetched; chance: k/E."),
-        recall.share(level, per_token, "Found in time / needed; chance: fetched per token / E."),
-        wasted,
-    )

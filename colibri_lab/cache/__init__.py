@@ -1,0 +1,13 @@
+"""What a cache of experts would do: requests of a trace, policies, curves, prefetch, and what a machine makes of it.
+
+The requests of a trace are its chosen experts, token by token as a decoder makes them: the k experts of one token and
+layer form a *set*, requested in slot order. A set is served as a whole: none of its members is evicted for another, so
+no cache below k experts can work. scope="layer": each MoE layer has a cache of its own. scope="global": one cache for
+the experts of all layers; its keys are (layer, expert), its sets follow one another token by token, layer by layer.
+Slots without an expert (id −1) request nothing. Ids alone are needed, so any trace will do.
+"""
+
+from colibri_lab.cache.curves import miss_ratio_curve, stack_distances
+from colibri_lab.cache.prefetching import Prefetch, prefetch_quality
+
+__all__ = ["Prefetch", "miss_ratio_curve", "prefetch_quality", "stack_distances"]

@@ -1,0 +1,12 @@
+// cachelab.hpp: the first include of every file of this module.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "colibri_cachelab.h"
+
+namespace py = pybind11;
+
+void bind_requests(py::module_ &m);
