@@ -1,3 +1,5 @@
+"""Types of the compiled helpers of cache studies (cpp_bindings/cachelab). Private: use colibri_lab.cache."""
+
 from typing import Any
 
 from numpy.typing import NDArray
