@@ -203,6 +203,8 @@ def test_a_trace_from_a_file_is_replayed_with_its_model_only(sick: lab.Model, tm
     assert found is not None and found.origin.path == "layers.1.moe.experts.2.up"
     with pytest.raises(lab.ArgumentError, match="model= takes"):
         lab.nan.find(tmp_path / "run.safetensors", model=3)
+    with pytest.raises(lab.ArgumentError, match="made by another model"):  # its healthy weights would explain nothing
+        lab.nan.find(tmp_path / "run.safetensors", model=lab.open())
 
 
 def test_a_run_with_edits_is_not_replayed(tmp_path: Path) -> None:

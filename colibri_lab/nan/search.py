@@ -52,11 +52,14 @@ def find(
     one of another program, is never replayed. `model` also gives weights to what explains the causes.
 
     Reads the run in pieces, so memory does not grow with its length beyond what a replay captures. Ctrl-C ends it
-    within a second. Raises ArgumentError for anything else, NotCapturedError for a trace that holds no numbers, and
-    what `load_trace` raises.
+    within a second. Raises ArgumentError for anything else and for another model than that of a run of our own,
+    NotCapturedError for a trace that holds no numbers, and what `load_trace` raises.
     """
     trace = trace_from(x)
     model = opened(model)
+    made_by = trace.meta.get("model_identity")
+    if model is not None and trace.meta["producer"] == "colibri-lab" and made_by not in (None, model.identity):
+        raise ArgumentError("this run was made by another model than the one of model=: pass that one, or none")
     if trace.model is None:
         trace.model = model
     watch = getattr(x, "watch", None)
