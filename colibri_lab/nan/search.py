@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from colibri_lab.difference.pair import trace_from
-from colibri_lab.errors import CapacityError, NotCapturedError, OutOfMemoryError
+from colibri_lab.errors import ArgumentError, CapacityError, NotCapturedError, OutOfMemoryError
 from colibri_lab.nan.births import births
 from colibri_lab.nan.causes import explain
 from colibri_lab.nan.census import census, first_rows, taps_of
