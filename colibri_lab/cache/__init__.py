@@ -8,6 +8,8 @@ Slots without an expert (id −1) request nothing. Ids alone are needed, so any 
 """
 
 from colibri_lab.cache.curves import miss_ratio_curve, stack_distances
+from colibri_lab.cache.lookahead import look_ahead
+from colibri_lab.cache.plans import Plan, plan
 from colibri_lab.cache.prefetching import Prefetch, prefetch_quality
 
-__all__ = ["Prefetch", "miss_ratio_curve", "prefetch_quality", "stack_distances"]
+__all__ = ["Plan", "Prefetch", "look_ahead", "miss_ratio_curve", "plan", "prefetch_quality", "stack_distances"]

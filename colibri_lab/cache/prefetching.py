@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.cache.plans import Plan
 from colibri_lab.cache.requests import Whole
 from colibri_lab.errors import ArgumentError
 from colibri_lab.routing.measured import Measured, Ratios
@@ -35,7 +36,7 @@ class Prefetch:
 
 def prefetch_quality(
     trace: Trace | HasTrace,
-    issued: NDArray[Any],
+    issued: Plan | NDArray[Any],
     *,
     late: NDArray[Any] | None = None,
     expert_bytes: int | None = None,
@@ -43,12 +44,15 @@ def prefetch_quality(
 ) -> Prefetch:
     """Holds a prefetch against what the tokens really needed.
 
-    `issued`: (Lm, T, p) expert ids fetched ahead for each token and layer, −1 for none; an expert named twice counts as
-    fetched twice and used once. `late`: bool of the same shape, those that came after they were needed; they count as
-    used but not in recall. `expert_bytes`: size of one expert. Raises ArgumentError when shapes or ids do not fit.
+    `issued`: a Plan, or (Lm, T, p) expert ids fetched ahead for each token and layer, −1 for none; an expert named
+    twice counts as fetched twice and used once. `late`: bool of the same shape, those that came after they were needed
+    (None: as the plan says, else none); they count as used but not in recall. `expert_bytes`: size of one expert.
+    Raises ArgumentError when shapes or ids do not fit.
     """
     trace, level = trace_of(trace), check_level(level)
     layers, experts, tokens = len(trace.moe_layers), trace.num_experts, len(trace.ids)
+    if isinstance(issued, Plan):
+        late, issued = issued.late if late is None else late, issued.ids
     guess = np.asarray(issued)
     if guess.dtype.kind not in "iu" or guess.ndim != 3 or guess.shape[:2] != (layers, tokens):
         raise ArgumentError(
