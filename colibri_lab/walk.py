@@ -288,7 +288,10 @@ class Walk:
                 if self._belongs(edit, place):
                     self._or_drop([edit], partial(edit.apply, self))
             elif isinstance(edit, RoutingEdit) and place.stage == "router" and edit.layer in (None, place.layer):
-                self.go_to(*self.position)  # routing is decided anew, from logits that no edit has touched
+                if any(self._changed_routing(earlier, place) for earlier in self.edits[:-1]):
+                    self.go_to(*self.position)  # routing is decided anew, from logits that no edit has touched
+                else:
+                    self._route(place.layer)
         self._settle()
 
     def undo(self) -> Edit:
@@ -327,11 +330,21 @@ class Walk:
     def _apply_at(self, place: Place) -> None:
         """What belongs to the stage that has just run."""
         if place.stage == "router":
-            routing = [edit for edit in self.edits if isinstance(edit, RoutingEdit) and self._routes(edit, place.layer)]
-            self._or_drop(routing, lambda: apply_routing(place.layer, routing, self, self.session.gate_mode))
+            self._route(place.layer)
         for edit in list(self.edits):
             if isinstance(edit, RowsEdit) and self._belongs(edit, place):
                 self._or_drop([edit], partial(edit.apply, self))
+
+    def _route(self, layer: int) -> None:
+        """Routes the rows that the router of a layer has just left, as the edits say."""
+        routing = [edit for edit in self.edits if isinstance(edit, RoutingEdit) and self._routes(edit, layer)]
+        self._or_drop(routing, lambda: apply_routing(layer, routing, self, self.session.gate_mode))
+
+    def _changed_routing(self, edit: Edit, place: Place) -> bool:
+        """Whether an edit has changed what the router at `place`, where the walk stands, has left."""
+        if isinstance(edit, RowsEdit):
+            return self._belongs(edit, place)
+        return isinstance(edit, RoutingEdit) and self._routes(edit, place.layer)
 
     def _routes(self, edit: RoutingEdit, layer: int) -> bool:
         return edit.layer in (None, layer) and edit.since <= self.now and self._concerns(edit)

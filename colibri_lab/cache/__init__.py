@@ -11,5 +11,9 @@ from colibri_lab.cache.curves import miss_ratio_curve, stack_distances
 from colibri_lab.cache.lookahead import look_ahead
 from colibri_lab.cache.plans import Plan, plan
 from colibri_lab.cache.prefetching import Prefetch, prefetch_quality
+from colibri_lab.cache.substitution import Substitution, substitute
 
-__all__ = ["Plan", "Prefetch", "look_ahead", "miss_ratio_curve", "plan", "prefetch_quality", "stack_distances"]
+__all__ = [
+    "Plan", "Prefetch", "Substitution", "look_ahead", "miss_ratio_curve", "plan", "prefetch_quality", "stack_distances",
+    "substitute",
+]  # fmt: skip
