@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from colibri_lab.tape import Tape
     from colibri_lab.tokenizer import Tokenizer
     from colibri_lab.trace import Trace
+    from colibri_lab.widgets.cache import CacheLab
     from colibri_lab.widgets.diff import DiffView
     from colibri_lab.widgets.explorer import RoutingExplorer
     from colibri_lab.widgets.nan import NanTracer
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentError",
     "BusyError",
+    "CacheLab",
     "CapacityError",
     "ColibriError",
     "Comparison",
@@ -108,7 +110,7 @@ _LAZY = {
     "Model": "model", "open": "model", "Pass": "session", "Session": "session", "Tape": "tape", "Token": "generate",
     "Tokenizer": "tokenizer", "Trace": "trace", "load_trace": "loading", "doctor": "_doctor", "nan": "nan",
     "DiffView": "widgets.diff", "RoutingExplorer": "widgets.explorer", "TokenStepper": "widgets.stepper",
-    "NanTracer": "widgets.nan",
+    "NanTracer": "widgets.nan", "CacheLab": "widgets.cache",
     "routing": "routing", "cache": "cache", "numerics": "numerics", "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
     "exercises": "exercises", "record": "record", "Emulation": "emulation",

@@ -1,0 +1,313 @@
+"""CacheLab: which experts to keep, what that buys, and what the machine really does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import numpy as np
+import traitlets
+
+from colibri_lab.errors import ArgumentError, ColibriError
+from colibri_lab.trace import Trace, trace_of
+from colibri_lab.widgets import _cell
+from colibri_lab.widgets._modules import join_modules, style_sheet
+from colibri_lab.widgets._wire import pack
+from colibri_lab.widgets._work import IDLE, Working
+from colibri_lab.widgets.cache_data import CacheData
+from colibri_lab.widgets.cache_panels import Panels
+from colibri_lab.widgets.cache_picture import cache_png, cache_text
+from colibri_lab.widgets.html import view_page, write_page
+
+__all__ = ["CacheLab"]
+
+_FIRST = ("lru", "lfu", "static", "belady")  # curves of a saved page, beside the chosen one
+_PAGE_BYTES = 3_000_000  # timelines of a saved page
+_RECIPE = """import colibri_lab as lab
+
+view = lab.CacheLab(trace)  # the session or trace that you looked at
+"""
+
+Message = tuple[dict[str, Any], list[bytes]]
+
+
+class CacheLab(Working, anywidget.AnyWidget):
+    """Shows what a cache of experts would do for the tokens of `x`: a session, a trace, the path of one, or a real run
+    with a budget (`lab.cache.live`), whose measured speed stands beside the predicted one.
+
+    `policy`, `capacity` (experts; None: half of what fits), `scope`, `passes` ("each": token by token; "trace": as they
+    were fed) and `prefetch` are the setting at the start. `setting` is a dict of these five, readable and settable;
+    keys left out keep their value. `selection` is a dict of layer, token and expert. `simulation` is the simulated
+    cache of the setting, `code` makes it again.
+
+    `machine` (`lab.cache.measure_machine(model)`) lets it predict tokens/s, `runs` are more real runs to draw,
+    `expert_bytes` (an int or (Lm, E)) is needed where no model is open, `profile` a trace whose busiest experts the
+    static policy holds.
+
+    Raises ArgumentError for anything else, NotCapturedError for a trace without expert ids.
+    """
+
+    _esm = join_modules("cache", "cache")
+    _css = style_sheet("cache")
+
+    setting = traitlets.Dict().tag(sync=True)
+    selection = traitlets.Dict().tag(sync=True)
+    _status = traitlets.Dict(default_value=dict(IDLE)).tag(sync=True)
+    _in_cell = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(
+        self,
+        x: Any,
+        *,
+        policy: str = "lru",
+        capacity: int | None = None,
+        scope: str = "layer",
+        passes: str = "each",
+        prefetch: str = "none",
+        machine: Any = None,
+        runs: Sequence[Any] = (),
+        expert_bytes: Any = None,
+        profile: Any = None,
+    ) -> None:
+        self._work = threading.Lock()
+        self._stop = threading.Event()
+        self._data: CacheData | None = None
+        self._data = data = _shown(x, machine, runs, expert_bytes, profile)
+        self._panels = Panels(data)
+        if capacity is None:
+            capacity = max(data.least, data.most(scope) // 2)
+        wish = {"policy": policy, "capacity": capacity, "scope": scope, "passes": passes, "prefetch": prefetch}
+        self.setting = data.check(wish, {})
+        self.selection = data.start(self.setting)
+        super().__init__()
+        self.on_msg(self._on_message)
+        _cell.remember(self)
+
+    # ---- what is shown ----
+
+    @property
+    def trace(self) -> Trace:
+        """The trace whose requests are served."""
+        return self._shown.trace
+
+    @property
+    def session(self) -> Any:
+        """The session it was made from; None for a trace."""
+        return self._shown.session
+
+    @property
+    def simulation(self) -> Any:
+        """The simulated cache of the setting, as `lab.cache.simulate` returns it."""
+        return self._shown.simulate(self.setting)
+
+    @property
+    def code(self) -> str:
+        """The setting as one line of Python, for a view named `view`."""
+        where = self.setting
+        words = [f'policy="{where["policy"]}"', f"capacity={where['capacity']}", f'scope="{where["scope"]}"']
+        words += ['passes="trace"'] if where["passes"] == "trace" else []
+        if where["prefetch"] == "look-ahead":
+            words.append("prefetch=lab.cache.look_ahead(view.session)")
+        elif where["prefetch"] != "none":
+            words.append(f'prefetch=lab.cache.plan(view.trace, "{where["prefetch"]}")')
+        return f"lab.cache.simulate(view.trace, {', '.join(words)})"
+
+    @property
+    def _shown(self) -> CacheData:
+        if self._data is None:
+            raise ColibriError("this view is closed; make a new one: lab.CacheLab(...)")
+        return self._data
+
+    @traitlets.validate("setting")
+    def _valid_setting(self, proposal: dict[str, Any]) -> dict[str, Any]:
+        return self._shown.check(proposal["value"], self.setting)
+
+    @traitlets.validate("selection")
+    def _valid_selection(self, proposal: dict[str, Any]) -> dict[str, Any]:
+        return self._shown.places.check(proposal["value"], self.selection)
+
+    @traitlets.observe("setting", "selection")
+    def _moved(self, change: Any) -> None:
+        """Whoever moved them, what they show follows."""
+        if self._data is not None and self.comm is not None:
+            self._send_timeline()
+            if change["name"] == "selection":
+                self._send_panels()
+
+    # ---- messages ----
+
+    def _on_message(self, _: Any, request: Mapping[str, Any], __: Sequence[Any]) -> None:
+        """A request of the browser; what takes long in a thread of its own."""
+        if self._takes_long(request):
+            threading.Thread(target=self._guarded, args=(request,), daemon=True, name="colibri-cache").start()
+        else:
+            self._guarded(request)
+
+    def _takes_long(self, request: Mapping[str, Any]) -> bool:
+        kind = request.get("kind")
+        return kind == "panel" or (
+            kind == "curve" and self._data is not None and not self._data.planned(self.setting["prefetch"])
+        )
+
+    def handle(self, request: Mapping[str, Any]) -> None:
+        """Answers one request of the browser, here and now; raises what goes wrong."""
+        if self._data is None:
+            return  # closed while the message was on its way
+        kind = request.get("kind")
+        if kind == "ready":
+            self._post(({"kind": "head", "facts": {**self._data.facts(), "recipe": _RECIPE}}, []))
+            self._post(self._curve(self.setting["policy"]))
+            self._send_timeline()
+            self._send_panels()
+        elif kind == "curve":
+            self._post(self._curve(str(request["policy"])))
+        elif kind == "miss":
+            found = self._data.next_miss(self.setting, self.selection, int(request["by"]))
+            if found is not None:
+                self.selection = found
+            else:
+                self.send({"kind": "nomiss", "by": request["by"]})
+        elif kind == "panel":
+            self._act(str(request["name"]), str(request["act"]))
+        elif kind == "stop":
+            self.stop()
+        elif kind == "html":
+            self.send({"kind": "html", "name": "cache-lab.html", "text": self._page()})
+        else:
+            raise ArgumentError(f"The view sent a request that is not known: {kind!r:.40}.")
+
+    def _act(self, name: str, act: str) -> None:
+        """A button of a panel. What it does may take a while and can be stopped."""
+        self._refuse_a_second()
+        with self._work, self._working(self._panels.doing(name, act)) as work:
+            work.begin()
+            self._panels.act(name, act, self.selection, work.hear)
+        self._send_panels()
+
+    def _curve(self, policy: str) -> Message:
+        return {"kind": "curve", **self._shown.curve(self.setting, policy)}, []
+
+    def _send_timeline(self) -> None:
+        where = self.selection
+        if where["layer"] is not None and self.trace.ids:
+            self._post(self._timeline(self.setting, where["layer"], where["token"]))
+
+    def _timeline(self, setting: Mapping[str, Any], layer: int, token: int | None) -> Message:
+        return _message("timeline", self._shown.timeline(setting, layer, token))
+
+    def _send_panels(self) -> None:
+        for message in self._panel_messages():
+            self._post(message)
+
+    def _panel_messages(self) -> list[Message]:
+        """What the panels below the timeline show, one message each: see `cache_panels`."""
+        return [
+            (head | {"name": name}, buffers)
+            for name, found in self._panels.shown(self.selection)
+            for head, buffers in [_message("panel", found)]
+        ]
+
+    def _post(self, message: Message) -> None:
+        self.send(message[0], buffers=message[1])
+
+    # ---- without a kernel ----
+
+    def to_html(self, path: str | PathLike[str]) -> Path:
+        """Writes the view as one self-contained page that makes no request; returns its path. It holds the curves of
+        the usual policies and of every one that was looked at, and timelines of as many capacities and layers as take
+        little room. Raises FileError when it cannot be written.
+        """
+        return write_page(path, self._page())
+
+    def _page(self) -> str:
+        data, where = self._shown, self.selection
+        messages: list[Message] = [({"kind": "head", "facts": {**data.facts(), "recipe": _RECIPE}}, [])]
+        if data.trace.ids:
+            messages += [self._curve(policy) for policy in dict.fromkeys((self.setting["policy"], *_FIRST))]
+            messages += self._page_timelines()
+        messages += self._panel_messages()
+        state = {"setting": self.setting, "selection": where, "_status": IDLE, "_in_cell": False}
+        return view_page("cache", f"Cache Lab: {data.title()}", state, messages)
+
+    def _page_timelines(self) -> list[Message]:
+        """Of the selected layer at every capacity, then of the other layers, until they take too much room."""
+        data, where, here = self._shown, self.selection, self.setting
+        token, layers = where["token"], data.trace.moe_layers
+        around = sorted(data.capacities(here), key=lambda capacity: abs(capacity - here["capacity"]))
+        wanted = [({**here, "capacity": capacity}, where["layer"]) for capacity in around]
+        wanted += [(here, layer) for layer in layers if layer != where["layer"]]
+        out: list[Message] = []
+        room = _PAGE_BYTES
+        for setting, layer in wanted:
+            message = self._timeline(setting, layer, token)
+            room -= sum(map(len, message[1]))
+            if out and room < 0:
+                break
+            out.append(message)
+        return out
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The live view, and for when no kernel runs a picture and a few lines of text."""
+        if self._data is None:
+            return {"text/plain": repr(self)}
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {
+            "text/plain": cache_text(self._data, self.setting, self.selection),
+            "image/png": cache_png(self._data, self.setting, self.selection),
+            "application/vnd.jupyter.widget-view+json": view,
+        }
+
+    def __repr__(self) -> str:
+        if self._data is None:
+            return "<CacheLab, closed>"
+        return f"<CacheLab of {self._data.title()}: {self.setting['policy']}, {self.setting['capacity']} experts>"
+
+    def close(self) -> None:
+        """Ends the view and lets go of the trace."""
+        self.stop()
+        self._data = None
+        self.on_msg(self._on_message, remove=True)
+        super().close()
+
+
+def _shown(x: Any, machine: Any, runs: Sequence[Any], sizes: Any, profile: Any) -> CacheData:
+    session = None
+    if isinstance(x, str | PathLike):
+        import colibri_lab
+
+        x = colibri_lab.load_trace(x)
+    elif hasattr(x, "tokens_per_s") and hasattr(x, "simulation"):  # a real run
+        machine, runs, x = machine or x.machine, [x, *runs], x.trace
+    elif hasattr(x, "tape") and hasattr(x, "feed"):
+        session = x
+    elif not isinstance(x, Trace):
+        hint = "; make a session of it: model.session()" if callable(getattr(x, "session", None)) else ""
+        raise ArgumentError(f"CacheLab takes a session, a trace, its path or a real run, not {type(x).__name__}{hint}")
+    trace = trace_of(x)
+    if sizes is None and runs:
+        sizes = runs[0].simulation.expert_bytes
+    if sizes is None and trace.model is not None:
+        sizes = _sizes(trace)
+    data = CacheData(trace, session=session, machine=machine, runs=runs, sizes=sizes, profile=profile)
+    return data
+
+
+def _sizes(trace: Trace) -> Any:
+    """Bytes of each expert's weights in the open model, (Lm, E)."""
+    weights = trace.model.weights
+    of: dict[tuple[int, int], int] = {}
+    for name in weights:
+        parts = name.split(".")
+        if ".moe.experts." in name and parts[4].isdigit():
+            of[int(parts[1]), int(parts[4])] = of.get((int(parts[1]), int(parts[4])), 0) + weights[name].nbytes
+    return np.array([[of[layer, e] for e in range(trace.num_experts)] for layer in trace.moe_layers], np.int64)
+
+
+def _message(kind: str, found: tuple[dict[str, Any], dict[str, Any]]) -> Message:
+    facts, arrays = found
+    specs, buffers = pack(arrays)
+    return {"kind": kind, "facts": facts, "arrays": specs}, buffers

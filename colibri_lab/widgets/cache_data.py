@@ -1,0 +1,318 @@
+"""What a simulated cache did, as the view needs it: counters for every capacity, and a window of its timeline.
+
+Pure functions of a trace and of simulations; everything is small, and what is not known is None in JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.errors import ArgumentError, is_whole, nearest
+from colibri_lab.trace import Trace
+from colibri_lab.widgets.cache_places import Places
+
+__all__ = ["OUTCOMES", "PREFETCHES", "CacheData"]
+
+OUTCOMES = ("pin", "hit", "prefetch", "late", "miss")
+"""What became of a request, in the order of their codes."""
+
+PREFETCHES = ("none", "previous", "frequency", "look-ahead", "oracle")
+
+COUNTERS = (
+    "requests", "hits", "misses", "first_uses", "not_kept", "pin_hits", "policy_hits", "prefetch_hits", "late_hits",
+    "prefetched", "wasted",
+)  # fmt: skip
+"""Counters of a simulation that the view shows, summed over the layers."""
+
+_STEPS = 48  # capacities of one curve at most
+_WINDOW = 512  # tokens of a timeline that are sent at once
+_KEPT = 16  # simulations held for the next question
+
+cache: Any = import_module("colibri_lab.cache")
+Setting = dict[str, Any]
+Array = NDArray[Any]
+
+
+class CacheData:
+    """What a CacheLab shows of one trace. `session` is what a look-ahead needs, `machine` what a prediction needs,
+    `runs` are real runs with a budget, `sizes` the bytes of an expert, one for all or (Lm, E).
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        session: Any = None,
+        machine: Any = None,
+        runs: Sequence[Any] = (),
+        sizes: Any = None,
+        profile: Any = None,
+    ) -> None:
+        self.trace, self.session, self.machine, self.runs, self.sizes = trace, session, machine, list(runs), sizes
+        self.profile = profile
+        self.places = Places(trace)
+        self._plans: dict[str, Any] = {}
+        self._simulations: dict[tuple[Any, ...], Any] = {}
+        self._counts: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    # ---- the setting ----
+
+    def check(self, wish: Mapping[str, Any], old: Mapping[str, Any]) -> Setting:
+        """The whole setting that a wish stands for: keys left out keep their value; with another scope alone, the
+        capacity becomes the one that takes as much memory. Raises ArgumentError, naming the nearest valid choice.
+        """
+        unknown = set(wish) - {"policy", "capacity", "scope", "passes", "prefetch"}
+        if unknown:
+            names = ", ".join(sorted(map(str, unknown)))
+            raise ArgumentError(f"A setting has policy, capacity, scope, passes and prefetch, not {names}.")
+        new = {**old, **wish}
+        for name, choices in (
+            ("policy", tuple(cache.POLICIES)),
+            ("scope", ("layer", "global")),
+            ("passes", ("each", "trace")),
+            ("prefetch", self.prefetches),
+        ):
+            if new[name] not in choices:
+                raise ArgumentError(f"there is no {name} {new[name]!r:.40}{nearest(str(new[name]), choices)}")
+        layers = len(self.trace.moe_layers)
+        if "capacity" not in wish and old and new["scope"] != old["scope"]:
+            new["capacity"] = old["capacity"] * layers if new["scope"] == "global" else old["capacity"] // layers
+            new["capacity"] = min(max(new["capacity"], self.least), self.most(new["scope"]))
+        capacity, most = new["capacity"], self.most(new["scope"])
+        if not is_whole(capacity) or not self.least <= capacity <= most:
+            raise ArgumentError(
+                f"a cache per {new['scope']} holds {self.least} (those of one token) to {most} experts, "
+                f"not {capacity!r:.20}"
+            )
+        return {**new, "capacity": int(capacity)}
+
+    @property
+    def least(self) -> int:
+        """The smallest cache: the experts of one token and layer."""
+        return self.trace.top_k
+
+    def most(self, scope: str) -> int:
+        """The largest cache: all experts that share it."""
+        return self.trace.num_experts * (len(self.trace.moe_layers) or 1 if scope == "global" else 1)
+
+    @property
+    def prefetches(self) -> tuple[str, ...]:
+        """What can be fetched ahead here; a look-ahead needs the model's own hidden states."""
+        return tuple(kind for kind in PREFETCHES if kind != "look-ahead" or self.session is not None)
+
+    def capacities(self, setting: Mapping[str, Any]) -> list[int]:
+        """The capacities that are simulated: all of them, or where those are many, some at equal distances and that
+        of the setting.
+        """
+        least, most = self.least, self.most(setting["scope"])
+        if most - least < _STEPS:
+            return list(range(least, most + 1))
+        some = np.unique(np.linspace(least, most, _STEPS).round().astype(int))
+        return sorted({*some.tolist(), int(setting["capacity"])})
+
+    # ---- simulations ----
+
+    def simulate(self, setting: Mapping[str, Any]) -> Any:
+        """The cache of one setting."""
+        key = tuple(sorted(setting.items()))
+        done = self._simulations.pop(key, None)
+        if done is None:
+            done = cache.simulate(
+                self.trace,
+                setting["policy"],
+                setting["capacity"],
+                setting["scope"],
+                passes="trace" if setting["passes"] == "trace" else None,
+                expert_bytes=self.sizes,
+                profile=self.profile if setting["policy"] == "static" else None,
+                prefetch=self.plan(setting["prefetch"]),
+            )
+        self._simulations[key] = done
+        while len(self._simulations) > _KEPT:
+            del self._simulations[next(iter(self._simulations))]
+        return done
+
+    def plan(self, kind: str) -> Any:
+        """What is fetched ahead; None for nothing. A look-ahead runs the router of each next layer."""
+        if kind == "none":
+            return None
+        if kind not in self._plans:
+            self._plans[kind] = (
+                cache.look_ahead(self.session) if kind == "look-ahead" else cache.plan(self.trace, kind)
+            )
+        return self._plans[kind]
+
+    def planned(self, kind: str) -> bool:
+        """Whether a plan is there already, so that asking for it takes no time."""
+        return kind == "none" or kind in self._plans
+
+    def curve(self, setting: Mapping[str, Any], policy: str) -> dict[str, Any]:
+        """Counters of `policy` for every capacity, all else as the setting has it: lists as long as `capacities`, of
+        decode and prefill apart, with bytes and predicted tokens/s where they are known.
+        """
+        capacities = self.capacities(setting)
+        found = [self.counts({**setting, "policy": policy, "capacity": capacity}) for capacity in capacities]
+        return {
+            "policy": policy, "capacities": capacities, "speed": [one["speed"] for one in found],
+            **{name: setting[name] for name in ("scope", "passes", "prefetch")},
+            **{part: _columns([one[part] for one in found]) for part in ("decode", "prefill")},
+        }  # fmt: skip
+
+    def counts(self, setting: Mapping[str, Any]) -> dict[str, Any]:
+        """Counters of one simulation, of decode and prefill apart, and its predicted tokens/s."""
+        key = tuple(sorted(setting.items()))
+        if key not in self._counts:
+            simulation = self.simulate(setting)
+            parts = {part: _counters(getattr(simulation, part)) for part in ("decode", "prefill")}
+            self._counts[key] = {**parts, "speed": self.speed(simulation)}
+        return self._counts[key]
+
+    def speed(self, simulation: Any) -> float | None:
+        """Predicted tokens/s; None without a machine or where bytes are not known."""
+        if self.machine is None or simulation.expert_bytes is None or not self.trace.ids:
+            return None
+        return _finite(cache.predict(simulation, self.machine).tokens_per_s)
+
+    # ---- what is sent ----
+
+    def facts(self) -> dict[str, Any]:
+        """What the trace is, small enough for JSON."""
+        trace = self.trace
+        return {
+            "title": self.title(), "tokens": len(trace.ids), "layers": trace.moe_layers, "experts": trace.num_experts,
+            "top_k": trace.top_k, "policies": dict(cache.POLICIES), "prefetches": list(self.prefetches),
+            "expert_bytes": self.mean_bytes, "holes": self.places.holes,
+            "longest_pass": max((stop - start for start, stop in trace.passes), default=0),
+            "decode_tokens": sum(stop - start == 1 for start, stop in trace.passes),
+            "own_profile": self.profile is None, "margins": self.places.recorded,
+            "machine": None if self.machine is None else str(self.machine.source),
+            "measured": [_measured(run) for run in self.runs],
+        }  # fmt: skip
+
+    def title(self) -> str:
+        """Which run, in one line."""
+        trace = self.trace
+        name = str(trace.meta.get("model_name") or trace.meta.get("producer", ""))
+        words = ["bundled model" if name == "tiny-colibri" else name]
+        tokens, layers = len(trace.ids), len(trace.moe_layers)
+        words.append(f"{tokens:,} token{'s' * (tokens != 1)}")
+        words.append(f"{layers} MoE layer{'s' * (layers != 1)} × {trace.num_experts} experts, top-{trace.top_k}")
+        return " · ".join(word for word in words if word)
+
+    @property
+    def mean_bytes(self) -> float | None:
+        """Bytes of an expert, the mean where they differ."""
+        return None if self.sizes is None else float(np.mean(np.asarray(self.sizes)))
+
+    def timeline(
+        self, setting: Mapping[str, Any], layer: int, token: int | None
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """The requests of a layer around a token, who is in the cache after each token, and each token's runner-up.
+
+        Arrays: token, expert, evicted (−1: nobody), outcome (its code), kept, one per request; inside (tokens, bytes of
+        E bits), before (the same for the moment before the first token), runner and behind, one per token: the expert
+        next in line (−1: not known) and how far it is behind the last chosen one.
+        """
+        start, stop = self.window(token)
+        simulation = self.simulate(setting)
+        events = simulation.events(layer, start, stop)
+        inside = np.zeros((stop - start + 1, self.trace.num_experts), bool)
+        for row in range(len(inside)):
+            if start + row > 0:
+                inside[row, simulation.resident(layer, start + row - 1)] = True
+        bits = np.packbits(inside, axis=1, bitorder="little")
+        runner, behind = self.places.runners_up(layer, start, stop)
+        facts = {
+            "setting": dict(setting), "layer": layer, "start": start, "stop": stop,
+            "texts": self.trace.texts[start:stop], "ids": self.trace.ids[start:stop],
+            "bytes": self._layer_bytes(layer), "unit": self.places.unit(layer),
+        }  # fmt: skip
+        codes = {name: code for code, name in enumerate(OUTCOMES)}
+        return facts, {
+            "token": events["token"].astype(np.int32), "expert": events["expert"].astype(np.int32),
+            "evicted": events["evicted"].astype(np.int32), "kept": events["kept"].astype(np.uint8),
+            "outcome": np.array([codes[str(name)] for name in events["outcome"]], np.uint8),
+            "before": bits[0], "inside": bits[1:], "runner": runner, "behind": behind,
+        }  # fmt: skip
+
+    def window(self, token: int | None) -> tuple[int, int]:
+        """The tokens that are sent with one: itself near the middle."""
+        count = len(self.trace.ids)
+        start = max(0, min((token or 0) - _WINDOW // 2, count - _WINDOW))
+        return start, min(count, start + _WINDOW)
+
+    def _layer_bytes(self, layer: int) -> list[int] | None:
+        """Bytes of each expert of a layer."""
+        if self.sizes is None:
+            return None
+        sizes = np.asarray(self.sizes)
+        row = sizes[self.trace.moe_layers.index(layer)] if sizes.ndim else np.full(self.trace.num_experts, sizes)
+        return [int(n) for n in row]
+
+    # ---- the selection ----
+
+    def start(self, setting: Mapping[str, Any]) -> dict[str, Any]:
+        """Where to look first: in the layer that misses most, at the miss whose runner-up came closest."""
+        if not self.trace.moe_layers or not self.trace.ids:
+            return {"layer": None, "token": None, "expert": None}
+        simulation = self.simulate(setting)
+        layer = self.trace.moe_layers[int(np.argmax(simulation.misses))]
+        start, stop = self.window(len(self.trace.ids) - 1)
+        events = simulation.events(layer, start, stop)
+        misses = events[events["outcome"] == "miss"]
+        if not len(misses):
+            return self.places.check({"layer": layer, "token": len(self.trace.ids) - 1, "expert": None}, {})
+        behind = self.places.runners_up(layer, start, stop)[1][misses["token"] - start]
+        first = int(np.argmin(np.where(np.isnan(behind), np.inf, behind))) if np.isfinite(behind).any() else -1
+        return {"layer": layer, "token": int(misses[first]["token"]), "expert": int(misses[first]["expert"])}
+
+    def next_miss(self, setting: Mapping[str, Any], where: Mapping[str, Any], by: int = 1) -> dict[str, Any] | None:
+        """The miss of the layer after the selected request (`by` −1: before it); None when there is no more."""
+        layer, token = where["layer"], where["token"]
+        if layer is None or token is None:
+            return None
+        simulation, count = self.simulate(setting), len(self.trace.ids)
+        while 0 <= token < count:
+            start, stop = (token, min(count, token + _WINDOW)) if by > 0 else (max(0, token + 1 - _WINDOW), token + 1)
+            events = simulation.events(layer, start, stop)
+            here = np.flatnonzero((events["token"] == where["token"]) & (events["expert"] == where["expert"]))
+            misses = np.flatnonzero(events["outcome"] == "miss")
+            if by > 0:
+                misses = misses[misses > here[0]] if len(here) else misses
+            else:
+                misses = misses[misses < here[0]] if len(here) else misses
+            if len(misses):
+                one = events[misses[0 if by > 0 else -1]]
+                return {"layer": layer, "token": int(one["token"]), "expert": int(one["expert"])}
+            token = stop if by > 0 else start - 1
+        return None
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in (*COUNTERS, "bytes_read")}
+
+
+def _counters(part: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {name: int(np.sum(getattr(part, name))) for name in COUNTERS}
+    found["bytes_read"] = None if part.bytes_read is None else int(np.sum(part.bytes_read))
+    return found
+
+
+def _measured(run: Any) -> dict[str, Any]:
+    """One real run with a budget: where it stands in the picture."""
+    simulation = run.simulation
+    return {
+        "policy": simulation.policy, "capacity": simulation.capacity, "scope": simulation.scope,
+        "speed": _finite(run.tokens_per_s), "misses": int(np.sum(run.misses)), "requests": int(np.sum(run.requests)),
+        "cold": run.cold if isinstance(run.cold, bool) else None,
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

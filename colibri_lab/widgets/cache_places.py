@@ -1,0 +1,90 @@
+"""Places of a cache's timeline: the selection of layer, token and expert, and who was next in line there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_lab.errors import ArgumentError, is_whole
+from colibri_lab.routing.streaming import expert_ids
+from colibri_lab.trace import Trace
+
+__all__ = ["Places"]
+
+_NUMBERS = ("scores", "router_logits")  # what ranks experts, the better first
+
+
+class Places:
+    """The layers, tokens and experts of a trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def check(self, wish: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole selection that a wish stands for: keys left out keep their value. Raises ArgumentError."""
+        unknown = set(wish) - {"layer", "token", "expert"}
+        if unknown:
+            raise ArgumentError(f"A selection has layer, token and expert, not {', '.join(sorted(map(str, unknown)))}.")
+        new = {name: wish.get(name, old.get(name)) for name in ("layer", "token", "expert")}
+        trace = self.trace
+        layers = trace.moe_layers
+        if new["layer"] is None and layers:
+            new["layer"] = layers[0]
+        if new["layer"] is not None and new["layer"] not in layers:
+            raise ArgumentError(f"layer {new['layer']!r:.20} has no experts; those with a router are {_listed(layers)}")
+        for name, count in (("token", len(trace.ids)), ("expert", trace.num_experts)):
+            value = new[name]
+            if value is not None and not (is_whole(value) and 0 <= value < count):
+                choice = f"; {name}s are 0 to {count - 1}" if count else ""
+                raise ArgumentError(f"there is no {name} {value!r:.20}{choice}")
+        return {name: None if value is None else int(value) for name, value in new.items()}
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the trace tells who was next in line."""
+        return any(self._numbers(layer) is not None for layer in self.trace.moe_layers)
+
+    @property
+    def holes(self) -> int:
+        """Slots without an expert in all layers: not used, or not recorded."""
+        return sum(int((expert_ids(self.trace, layer) < 0).sum()) for layer in self.trace.moe_layers)
+
+    def unit(self, layer: int) -> str:
+        """What the distance of a runner-up is counted in."""
+        found = self._numbers(layer)
+        return "" if found is None else {"scores": "score", "router_logits": "logit"}[found[0]]
+
+    def runners_up(self, layer: int, start: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Of each token the best expert that was not chosen and how far it is behind the last chosen one; −1 and NaN
+        where that was not recorded or has no ranking.
+        """
+        runner, behind = np.full(stop - start, -1, np.int32), np.full(stop - start, np.nan, np.float32)
+        found = self._numbers(layer)
+        if found is None or stop == start or self.trace.num_experts <= self.trace.top_k:
+            return runner, behind
+        numbers = np.asarray(found[1][start:stop], np.float32)
+        ids = expert_ids(self.trace, layer, slice(start, stop)).astype(np.intp)
+        rows = np.arange(len(numbers))
+        rest = numbers.copy()
+        for slot in range(ids.shape[1]):
+            rest[rows, ids[:, slot]] = np.where(ids[:, slot] >= 0, -np.inf, rest[rows, ids[:, slot]])
+        best = rest.argmax(axis=1)
+        chosen = np.take_along_axis(numbers, np.maximum(ids, 0), axis=1).min(axis=1)
+        with np.errstate(invalid="ignore"):
+            gap = chosen - rest[rows, best]
+        known = np.isfinite(gap) & (ids >= 0).all(axis=1)
+        return np.where(known, best, runner).astype(np.int32), np.where(known, gap, np.nan).astype(np.float32)
+
+    def _numbers(self, layer: int) -> tuple[str, NDArray[Any]] | None:
+        for name in _NUMBERS:
+            values = self.trace.get(f"layers.{layer}.moe.{name}")
+            if values is not None:
+                return name, values
+        return None
+
+
+def _listed(layers: list[int]) -> str:
+    return ", ".join(map(str, layers)) if len(layers) <= 8 else f"{layers[0]} … {layers[-1]}"

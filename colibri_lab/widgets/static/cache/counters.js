@@ -1,0 +1,86 @@
+// The counters of the chosen policy, of a fixed set, and of the bound, at one capacity; and what the numbers say.
+import { count, escape } from "../common/format.js";
+import { slower } from "./curves.js";
+import { title } from "./store.js";
+import { experts, fastest, mainPart, missShare, shareText, sizeText, speedText } from "./words.js";
+
+const ROWS = [["requests", "requests"], ["hits", "hits"], ["pin_hits", "of them held for good", "some"], ["prefetch_hits", "of them fetched ahead", "some"], ["late_hits", "of them fetched late", "some"], ["misses", "misses"], ["first_uses", "of them first use"], ["not_kept", "of them not kept", "some"], ["prefetched", "fetched ahead", "some"], ["wasted", "of them not needed", "some"]];
+
+export function counterTable(view) {
+  const { store, setting } = view;
+  const policies = [...new Set([setting.policy, "static", "belady"])];
+  const found = policies.map((policy) => store.counts(store.curve(setting, policy), setting.capacity));
+  const mine = found[0];
+  if (!mine) return '<p class="q">Being simulated …</p>';
+  const head = `<tr><th>count</th>${policies.map((policy) => `<th class="num">${escape(title(policy).replace(" pin", ""))} ${count(setting.capacity)}</th>`).join("")}</tr>`;
+  const row = (words, cell) => `<tr><td>${words}</td>${found.map((counts) => `<td class="num">${counts ? cell(counts) : "…"}</td>`).join("")}</tr>`;
+  const of = (counts) => mainPart(counts);
+  const some = (name) => found.some((counts) => counts && of(counts)[name]);
+  const rows = ROWS.filter(([name, , when]) => !when || some(name)).map(([name, words]) => row(words, (counts) => count(of(counts)[name])));
+  if (of(mine).bytes_read !== null) rows.push(row("read", (counts) => sizeText(of(counts).bytes_read)));
+  if (mine.speed !== null) rows.push(row("tokens/s", (counts) => `<b>${counts.speed === null ? "–" : speedText(counts.speed)}</b>`));
+  const both = mine.decode.requests && mine.prefill.requests;
+  const prefill = both ? row("prefill: misses of requests", (counts) => `${count(counts.prefill.misses)} of ${count(counts.prefill.requests)}`) : "";
+  return `<table class="t"><thead>${head}</thead><tbody>${rows.join("")}${prefill}</tbody></table>`;
+}
+
+export function countersRemark({ store, setting }) {
+  const counts = store.counts(store.curve(setting), setting.capacity);
+  if (!counts) return "";
+  if (!counts.decode.requests) return "prefill";
+  return counts.prefill.requests ? "decode; prefill is counted apart" : setting.passes === "each" ? "every token served on its own, as in decode" : "decode";
+}
+
+// At most three sentences, each true of these curves.
+export function findings(view) {
+  const { store, setting } = view;
+  const at = (policy) => store.counts(store.curve(setting, policy), setting.capacity);
+  const mine = at(setting.policy);
+  if (!mine || !mainPart(mine).requests) return "";
+  const out = [firsts(mainPart(mine)), falling(store, setting), fixedSet(view, at("static"), at("belady"), at("lru")), blind(store, setting, at("lru")), never(store, setting), rises(store.curve(setting), store)];
+  return out.filter(Boolean).slice(0, 3).map((words) => `<li>${words}</li>`).join("");
+}
+
+// Most misses are first uses: no policy that waits for requests avoids them.
+function firsts({ misses, first_uses: first }) {
+  return misses && first / misses > 0.5 ? `${count(first)} of ${count(misses)} misses are first uses, which no policy avoids: the text is short for a cache of this size.` : "";
+}
+
+function falling(store, setting) {
+  const curve = store.curve(setting);
+  const from = slower(curve);
+  if (from === null) return "";
+  const best = fastest(curve);
+  return `From ${experts(curve.capacities[from])} on, speed is predicted to fall, to ${speedText(curve.speed.at(-1))} tokens/s, though misses do not rise: the cache takes memory that the rest of the model needs. Fastest is ${count(best.capacity)}.`;
+}
+
+// A set chosen once against the bound and against LRU.
+function fixedSet({ store }, fixed, bound, lru) {
+  if (!fixed || !bound || !lru) return "";
+  const [f, b, l] = [fixed, bound, lru].map((counts) => missShare(mainPart(counts)));
+  const own = store.facts.own_profile ? ", chosen from this very text," : " chosen by profile";
+  if (f < l && f <= b + 0.03) return `A fixed set${own} is nearly as good as the bound (${shareText(f)} against ${shareText(b)}): the load is uneven and steady.`;
+  if (f > l + 0.03) return `A fixed set${own} misses ${shareText(f)}, LRU ${shareText(l)}: what is needed changes along the text.`;
+  return "";
+}
+
+// LRU does what blind traffic gets.
+function blind(store, setting, lru) {
+  const all = setting.scope === "layer" ? store.E : store.E * store.L;
+  const share = lru ? missShare(mainPart(lru)) : NaN;
+  const expected = 1 - setting.capacity / all;
+  return lru && setting.capacity < all && Math.abs(share - expected) < 0.02 ? `LRU misses what blind traffic would miss, 1 − C/E = ${shareText(expected)}: recent use tells nothing here.` : "";
+}
+
+// Between two uses of an expert stand the k experts of every other layer.
+function never(store, setting) {
+  const dead = store.facts.top_k * (store.L - 1);
+  return store.L > 1 && !store.facts.holes && setting.passes === "each" && setting.prefetch === "none" && dead >= store.facts.top_k ? `A global LRU of ${count(dead)} or fewer experts would never hit (k · (L − 1) = ${count(dead)}).` : "";
+}
+
+// A policy that misses more with more cache.
+function rises(curve, store) {
+  const misses = curve.capacities.map((c) => mainPart(store.counts(curve, c)).misses);
+  const i = misses.findIndex((n, j) => j > 0 && n > misses[j - 1]);
+  return i > 0 ? `${escape(title(curve.policy))} misses more with ${count(curve.capacities[i])} experts than with ${count(curve.capacities[i - 1])}: it is no stack policy.` : "";
+}

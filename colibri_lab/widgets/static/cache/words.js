@@ -1,0 +1,108 @@
+// The answer first: what the setting does. And bytes, shares, misses in words.
+import { chip, count, escape, fixed, percent, plural, word } from "../common/format.js";
+import { title } from "./store.js";
+
+const UNITS = ["bytes", "kB", "MB", "GB", "TB"];
+
+// Bytes in powers of 1,000, with two or three figures.
+export function sizeText(bytes) {
+  let [value, unit] = [bytes, 0];
+  while (value >= 999.5 && unit < UNITS.length - 1) [value, unit] = [value / 1000, unit + 1];
+  return `${value < 9.95 && unit ? value.toFixed(1) : count(Math.round(value))} ${UNITS[unit]}`;
+}
+
+// A share in percent, with a decimal where it is small.
+export const shareText = (share) => percent(share, share > 0 && share < 0.095 ? 1 : 0);
+export const speedText = (speed) => (speed < 9.95 ? fixed(speed, 2) : speed < 999.5 ? fixed(speed, 1) : count(Math.round(speed)));
+export const missShare = ({ requests, misses }) => (requests ? misses / requests : NaN);
+export const experts = (n) => plural(n, "expert");
+
+// Bytes read per token: of decode, or of all passes where there is no decode.
+export function bytesPerToken({ store, setting }, counts) {
+  const { n, facts } = store;
+  const part = counts.decode.requests ? counts.decode : counts.prefill;
+  const tokens = setting.passes === "each" ? n : counts.decode.requests ? facts.decode_tokens : n - facts.decode_tokens;
+  return part.bytes_read === null || !tokens ? null : part.bytes_read / tokens;
+}
+
+// The part that the answer is about: decode, or prefill where there is nothing else.
+export const mainPart = (counts) => (counts.decode.requests ? counts.decode : counts.prefill);
+
+export function measuredAt({ store, setting }) {
+  return store.facts.measured.find((run) => run.policy === setting.policy && run.capacity === setting.capacity && run.scope === setting.scope) ?? null;
+}
+
+export function sentence(view) {
+  const { store, setting } = view;
+  if (!store.n) return 'Nothing has run yet. Feed the session, then open the lab: <code class="code">session.feed("…"); view = lab.CacheLab(session)</code>';
+  const counts = store.counts(store.curve(setting), setting.capacity);
+  const bytes = store.bytes(setting);
+  const where = setting.scope === "layer" ? "per layer" : "for all layers";
+  const name = `${escape(title(setting.policy))} with <b>${count(setting.capacity)}</b> experts ${where}${bytes === null ? "" : ` (${sizeText(bytes)})`}`;
+  if (!counts) return `${name} <span class="q">is being simulated …</span>`;
+  const part = mainPart(counts);
+  const read = bytesPerToken(view, counts);
+  const run = measuredAt(view);
+  const said = [`<b>${shareText(missShare(part))}</b> of requests miss`];
+  if (read !== null) said.push(`${sizeText(read)} are read per token`);
+  if (counts.speed !== null) said.push(`<b>${speedText(counts.speed)} tokens/s</b> predicted`);
+  if (run) said.push(`${speedText(run.speed)} measured`);
+  return `${name}: ${said.join(", ")}. <span class="sub">${asides(view, part)}</span>`;
+}
+
+// The fastest size, the bound, prefill.
+function asides(view, part) {
+  const { store, setting } = view;
+  const out = [];
+  const best = fastest(store.curve(setting));
+  if (best) out.push(best.capacity === setting.capacity ? "No size is faster." : `Fastest here is ${count(best.capacity)} (${speedText(best.speed)}).`);
+  const bound = store.counts(store.curve(setting, "belady"), setting.capacity);
+  if (bound && setting.policy !== "belady") out.push(`The best possible policy would miss ${shareText(missShare(mainPart(bound)))}.`);
+  if (setting.policy === "belady") out.push("It needs the future: a bound, not a choice.");
+  const counts = store.counts(store.curve(setting), setting.capacity);
+  if (part === counts.decode && counts.prefill.requests) out.push(`Prefill apart: ${shareText(missShare(counts.prefill))} of its ${count(counts.prefill.requests)} requests miss.`);
+  if (part === counts.prefill) out.push("All of it is prefill.");
+  return out.join(" ");
+}
+
+// The capacity with the highest predicted speed, the smaller one at a tie.
+export function fastest(curve) {
+  let best = null;
+  curve?.speed.forEach((speed, i) => {
+    if (speed !== null && (best === null || speed > best.speed * (1 + 1e-9))) best = { speed, capacity: curve.capacities[i], at: i };
+  });
+  return best;
+}
+
+// ---- one request ----
+
+// The outcome of the selected request, else what the expert does at that token.
+export function requestSentence(view) {
+  const { store, setting, layer, token, expert } = view;
+  if (token === null) return '<span class="q">Nothing is selected.</span>';
+  const block = store.timeline(setting, layer, token);
+  if (!block) return `<span class="q">${view.live ? "The timeline is being simulated …" : "The timeline of this setting was not saved; that needs Python."}</span>`;
+  const name = `Token ${count(token)} <span class="tt">${escape(word(block.texts[token - block.start] ?? "", block.ids[token - block.start] ?? -1))}</span>`;
+  if (expert === null) return name;
+  const it = chip(view, expert);
+  const one = block.requests.find((r) => r.token === token && r.expert === expert);
+  if (!one) return `${name} did not ask for ${it}, which was ${store.inside(block, token, expert) ? "in the cache" : "not in the cache"}.`;
+  if (one.outcome !== "miss") return `${name} asked for ${it}: <b>hit</b>${HOW[one.outcome]}.`;
+  const read = block.bytes ? `, ${sizeText(block.bytes[expert])} read` : "";
+  const out = block.requests.filter((r) => r === one && r.evicted >= 0).map((r) => chip(view, r.evicted));
+  const pushed = out.length ? ` It pushed out ${out.join(" ")}.` : one.kept ? " It found a free place." : " It was not kept: its set is larger than the cache.";
+  return `${name} asked for ${it}: <b>miss</b>${read}.${pushed} ${runnerUp(view, block)}`;
+}
+
+const HOW = { hit: "", pin: ", it is held for good", prefetch: ", fetched ahead in time", late: ", fetched ahead but late: the token waited" };
+
+function runnerUp(view, block) {
+  const { store, token } = view;
+  const runner = block.runner[token - block.start];
+  if (runner < 0) return store.facts.margins ? '<span class="q">This token has no runner-up that can be ranked.</span>' : '<span class="unknown">Runner-up not recorded</span> <span class="q">(the trace holds no router logits).</span>';
+  const behind = block.behind[token - block.start];
+  const inside = store.inside(block, token - 1, runner);
+  const near = behind < 0.1;
+  const verdict = inside ? (near ? "A substitute would cost little here." : "Taking it would change the output: too far behind to swap in.") : "No substitute at hand.";
+  return `The runner-up ${chip(view, runner, true)} was ${inside ? "<b>in the cache</b>" : "not in the cache"}, ${fixed(behind)} behind${block.unit ? ` in ${block.unit}` : ""}. ${verdict}`;
+}
