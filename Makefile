@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-# Processes that share the tests, file by file.
+# Processes that share the tests: the C tests one by one, the Python tests file by file.
 WORKERS ?= 2
 
 # An editable install: edits of Python are seen at once, and a change of what is listed here installs (and compiles) again.
@@ -33,14 +33,14 @@ test: test-c test-python ## everything that needs neither torch nor a browser (A
 test-c: $(CMAKE) ## the C tests, through ctest
 	$(CMAKE) -S csrc -B build-c -DCMAKE_BUILD_TYPE=Release
 	$(CMAKE) --build build-c --parallel $(JOBS)
-	$(CTEST) --test-dir build-c --output-on-failure
+	$(CTEST) --test-dir build-c --output-on-failure --parallel $(WORKERS)
 
 test-python: $(call extra,test)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/browser --ignore=tests/torch \
 		-m "not torch and not browser and not emulated and not soak" $(ARGS)
 
 test-browser: $(call extra,test) $(call extra,browser) ## real JupyterLab in a real Chromium (which must be installed)
-	$(BIN)/python -m pytest --ignore=tests/torch -m browser $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/torch -m browser tests/browser $(ARGS)
 
 test-torch: $(call extra,test) $(call extra,hf) $(VENV)/stamps/older-transformers ## against transformers, old and new (installs PyTorch)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/browser -m torch $(ARGS)
