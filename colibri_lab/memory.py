@@ -8,12 +8,12 @@ table of mappings (`/proc/self/smaps`) tells them. Where there is no such table,
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colibri_lab._engine import core
+from colibri_lab._mappings import Mapping, mappings
 
 if TYPE_CHECKING:
     from colibri_lab.model import Model
@@ -50,18 +50,18 @@ class MemoryPanel(dict[str, Any]):
 
 def session_memory(session: Session) -> MemoryPanel:
     """What `Session.memory` returns."""
-    return _session_figures(session, _mappings()).panel
+    return _session_figures(session, mappings()).panel
 
 
 def model_memory(model: Model) -> MemoryPanel:
     """What `Model.memory` returns."""
-    engine, mappings = model._engine, _mappings()
+    engine, table = model._engine, mappings()
     files = [(address, size) for _, address, size in engine.files() if size]
-    file_use = _use(mappings, files)
+    file_use = _use(table, files)
     blocks = {block.address: block for block in engine.blocks()}
-    sessions = [_session_figures(session, mappings) for session in list(model._sessions)]
+    sessions = [_session_figures(session, table) for session in list(model._sessions)]
     kept = [block for address, block in blocks.items() if all(address not in session.addresses for session in sessions)]
-    anonymous, kept_use = (_use(mappings, _ranges(some)) for some in (blocks.values(), kept))
+    anonymous, kept_use = (_use(table, _ranges(some)) for some in (blocks.values(), kept))
     n_failed, failed_bytes = core.failed_unmaps()
     values: dict[str, Any] = {
         "mapped": sum(size for _, size in files),
@@ -110,10 +110,10 @@ class _SessionFigures(NamedTuple):
     addresses: frozenset[int]  # of its blocks
 
 
-def _session_figures(session: Session, mappings: list[_Mapping] | None) -> _SessionFigures:
+def _session_figures(session: Session, table: list[Mapping] | None) -> _SessionFigures:
     blocks, planned = session._engine.blocks(), session._engine.memory()
     tape, scratch = blocks[:2]
-    use = _use(mappings, _ranges(blocks))
+    use = _use(table, _ranges(blocks))
     values: dict[str, Any] = {
         **planned,
         "rounding": sum(block.mapped - block.planned for block in blocks),
@@ -169,52 +169,24 @@ def _in_memory(use: _Use) -> str:
 # ---- the system's table ----
 
 
-class _Mapping(NamedTuple):
-    start: int
-    stop: int
-    sizes: dict[str, int]  # in bytes, by the names below
-
-
-SMAPS = re.compile(  # the lines of /proc/self/smaps that count: where a mapping lies, then its sizes
-    r"^(?:([0-9a-f]+)-([0-9a-f]+) |"
-    r"(Rss|Swap|AnonHugePages|FilePmdMapped|Private_Hugetlb|Shared_Hugetlb): +(\d+) kB)",
-    re.MULTILINE,
-)
-
-
 class _Use(NamedTuple):
     resident: int
     huge: int
     swapped: int
 
 
-def _mappings() -> list[_Mapping] | None:
-    """Every mapping of this process, by address; None where the system has no such table."""
-    try:
-        text = Path("/proc/self/smaps").read_bytes().decode("ascii", "replace")
-    except OSError:
-        return None
-    found: list[_Mapping] = []
-    for start, stop, name, kilobytes in SMAPS.findall(text):
-        if start:
-            found.append(_Mapping(int(start, 16), int(stop, 16), {}))
-        else:
-            found[-1].sizes[name] = int(kilobytes) * 1024
-    return found
-
-
 def _ranges(blocks: Iterable[core.Block]) -> list[tuple[int, int]]:
     return [(block.address, block.mapped) for block in blocks]
 
 
-def _use(mappings: list[_Mapping] | None, ranges: Iterable[tuple[int, int]]) -> _Use:
+def _use(table: list[Mapping] | None, ranges: Iterable[tuple[int, int]]) -> _Use:
     """What lies in memory of (address, bytes). Neither files nor blocks share a mapping with anything else."""
-    if mappings is None:
+    if table is None:
         return _Use(UNKNOWN, UNKNOWN, UNKNOWN)
     resident = huge = swapped = 0
     spans = sorted((address, address + size) for address, size in ranges)
     place = 0
-    for mapping in sorted(mappings):
+    for mapping in table:
         while place < len(spans) and spans[place][1] <= mapping.start:
             place += 1
         if place == len(spans):

@@ -75,7 +75,7 @@ def test_numpy_arrays_over_engine_memory_are_born_in_one_file() -> None:
 # ---- Python ------------------------------------------------------------------------------------------------------
 
 ANALYSES = {"routing", "numerics", "difference", "cache", "nan"}  # functions of a Trace: no engine, no display
-ANALYSES_MAY_USE = {"errors", "trace", "progress"}  # and each other
+ANALYSES_MAY_USE = {"errors", "trace", "progress", "_cachelab", "_mappings"}  # and each other
 ANALYSES_FOREIGN = {"numpy"}
 ABOVE_THE_ENGINE = {"memory", "model", "weights", "session", "stepper", "tape", "generate"}
 ABOVE_THE_ENGINE |= {"recording", "recording_file"}  # a session whose tape is a file

@@ -191,7 +191,7 @@ def test_sizes_are_three_figures_with_a_unit() -> None:
 
 def test_a_system_without_a_table_of_mappings_gives_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the engine itself knows stays; the rest is −1 and "unknown"."""
-    monkeypatch.setattr(memory, "_mappings", lambda: None)
+    monkeypatch.setattr(memory, "mappings", lambda: None)
     model = lab.open()
     session = model.session(max_tokens=64)
     panel = model.memory()

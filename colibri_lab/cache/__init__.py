@@ -9,11 +9,12 @@ Slots without an expert (id −1) request nothing. Ids alone are needed, so any 
 
 from colibri_lab.cache.curves import miss_ratio_curve, stack_distances
 from colibri_lab.cache.lookahead import look_ahead
+from colibri_lab.cache.pages import Change, Residency, residency
 from colibri_lab.cache.plans import Plan, plan
 from colibri_lab.cache.prefetching import Prefetch, prefetch_quality
 from colibri_lab.cache.substitution import Substitution, substitute
 
 __all__ = [
-    "Plan", "Prefetch", "Substitution", "look_ahead", "miss_ratio_curve", "plan", "prefetch_quality", "stack_distances",
-    "substitute",
+    "Change", "Plan", "Prefetch", "Residency", "Substitution", "look_ahead", "miss_ratio_curve", "plan",
+    "prefetch_quality", "residency", "stack_distances", "substitute",
 ]  # fmt: skip

@@ -9,4 +9,5 @@
 
 namespace py = pybind11;
 
+void bind_pages(py::module_ &m);
 void bind_requests(py::module_ &m);

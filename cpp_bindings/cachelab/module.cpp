@@ -5,5 +5,6 @@
 PYBIND11_MODULE(_cachelab, m)
 {
     m.doc() = "What the workbench asks of caches and of the machine, in C.";
+    bind_pages(m);
     bind_requests(m);
 }
