@@ -6,15 +6,20 @@ one looks like.
 """
 
 from colibri_lab.exercises._answers import Verdict
+from colibri_lab.exercises._cache import cache_1, cache_2
 from colibri_lab.exercises._diff import diff_1, diff_2, diff_3, diff_4
 from colibri_lab.exercises._nan import nan_1, nan_2, nan_3, nan_4
 from colibri_lab.exercises._patients import patient
 from colibri_lab.exercises._ports import TEXT, port, recording
 from colibri_lab.exercises._stepper import stepper_1, stepper_2, stepper_3, stepper_4
+from colibri_lab.exercises._traffic import diary, traffic
 
 __all__ = [
     "TEXT",
     "Verdict",
+    "cache_1",
+    "cache_2",
+    "diary",
     "diff_1",
     "diff_2",
     "diff_3",
@@ -30,4 +35,5 @@ __all__ = [
     "stepper_2",
     "stepper_3",
     "stepper_4",
+    "traffic",
 ]

@@ -1,0 +1,84 @@
+"""The exercises of notebook 05: right answers in every spelling, wrong ones with a hint, truths worked out by hand."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+import colibri_lab as lab
+
+RIGHT = {"cache_1": [1, "1", np.int64(1), [1], 1.0], "cache_2": [377, "377", np.array([377]), 377.0]}
+WRONG = {"cache_1": [2, 3, 0, 4, -1], "cache_2": [376, 384, 8, 0, 6144, 10**9]}
+NO_ANSWERS = [None, object(), [], {}, [[1, 2], [3, 4]], 3 + 4j, b"73", ..., "lru", float("nan"), 1.5]
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, n) for name in RIGHT for n in range(len(RIGHT[name]))])
+def test_every_spelling_of_a_right_answer_passes(name: str, number: int) -> None:
+    verdict = getattr(lab.exercises, name)(RIGHT[name][number])
+    assert verdict, verdict
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, n) for name in WRONG for n in range(len(WRONG[name]))])
+def test_a_wrong_answer_gets_a_hint_that_does_not_tell(name: str, number: int) -> None:
+    verdict = getattr(lab.exercises, name)(WRONG[name][number])
+    assert not verdict and len(verdict.message) > 10, verdict
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_an_answer_is_told_what_one_looks_like(name: str) -> None:
+    for thing in NO_ANSWERS:
+        verdict = getattr(lab.exercises, name)(thing)
+        assert not verdict and "answer is" in verdict.message, (thing, verdict)
+
+
+def test_known_mistakes_are_named() -> None:
+    """A flat load taken for blind traffic; the cache that just misses every time."""
+    assert "Flat is not blind" in lab.exercises.cache_1(3).message
+    assert "not even busy alike" in lab.exercises.cache_1(2).message
+    assert "must hold that one" in lab.exercises.cache_2(376).message
+
+
+def lru(sets: list[list[int]], capacity: int) -> list[bool]:
+    """Which requests an LRU cache hits, by hand. Members of a set do not push one another out."""
+    kept: OrderedDict[int, None] = OrderedDict()
+    hits = []
+    for members in sets:
+        for key in members:
+            hits.append(key in kept)
+            kept[key] = None
+            kept.move_to_end(key)
+            if len(kept) > capacity:
+                del kept[next(old for old in kept if old not in members)]
+    return hits
+
+
+@pytest.mark.parametrize(("layers", "k"), [(48, 8), (6, 2), (3, 1)])
+def test_a_shared_lru_first_hits_with_one_more_than_the_other_layers_ask_for(layers: int, k: int) -> None:
+    """By hand: tokens that always ask for the same experts, the best case there is."""
+    token = np.arange(layers * k).reshape(layers, k).tolist()
+    needed = k * (layers - 1) + 1
+    assert not any(lru(token * 3, needed - 1)) and any(lru(token * 3, needed))
+    assert needed == 377 or layers != 48
+
+
+def test_recordings_are_what_the_exercise_says() -> None:
+    """By counting: 1 and 3 have a flat load, 2 has not; only in 1 does an LRU of half the experts hit half the time."""
+    for number, flat, blind in ((1, True, True), (2, False, False), (3, True, False)):
+        ids = lab.exercises.traffic(number)["layers.2.moe.expert_ids"]
+        load = np.bincount(ids.ravel(), minlength=8) / ids.size
+        assert (abs(load - 1 / 8).max() < 0.03) == flat
+        hits = np.mean(lru(ids.tolist(), 4))
+        assert (abs(hits - 0.5) < 0.02) == blind
+        assert (np.diff(np.sort(ids, axis=1), axis=1) > 0).all()
+
+
+def test_a_recording_is_the_same_whenever_it_is_asked_for() -> None:
+    assert lab.exercises.traffic(1) is lab.exercises.traffic(1)
+
+
+@pytest.mark.parametrize("number", [0, 4, -1, 1.5, None, "1", True])
+def test_a_recording_that_does_not_exist_is_refused(number: object) -> None:
+    with pytest.raises(lab.ArgumentError, match="recordings 1 to 3"):
+        lab.exercises.traffic(number)
