@@ -29,8 +29,10 @@ def static_text(view: str, name: str) -> str:
 
 
 def style_sheet(view: str) -> str:
-    """The look that all views share, and that of one view."""
-    return static_text("common", "base.css") + static_text(view, f"{view}.css")
+    """The look that all views share, and that of one view: its own sheet first, then those of its parts."""
+    parts = sorted(part.name for part in _folder(view).iterdir() if part.name.endswith(".css"))
+    names = [f"{view}.css", *(name for name in parts if name != f"{view}.css")]
+    return static_text("common", "base.css") + "".join(static_text(view, name) for name in names)
 
 
 def join_modules(view: str, entry: str) -> str:

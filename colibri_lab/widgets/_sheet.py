@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -69,6 +70,12 @@ class Sheet:
     def frame(self, x: float, y: float, w: float, h: float) -> None:
         """An outline in the selection's colour."""
         self._draw.rectangle((round(x), round(y), round(x + w) - 1, round(y + h) - 1), outline=SELECTION, width=2)
+
+    def line(self, points: Sequence[tuple[float, float]], colour: str, width: int) -> None:
+        """A line through points; one point alone is a dot."""
+        if len(points) == 1:
+            self.fill(points[0][0] - width, points[0][1] - width, 2 * width, 2 * width, colour)
+        self._draw.line([(round(x), round(y)) for x, y in points], fill=colour, width=width, joint="curve")
 
     def dashes(self, x: float, top: float, bottom: float) -> None:
         """A dashed upright line."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
-import numpy as np
 import traitlets
 
 from colibri_lab.errors import ArgumentError, ColibriError
@@ -18,15 +17,15 @@ from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
 from colibri_lab.widgets._wire import pack
 from colibri_lab.widgets._work import IDLE, Working
-from colibri_lab.widgets.cache_data import CacheData
+from colibri_lab.widgets.cache_data import CacheData, cache
 from colibri_lab.widgets.cache_panels import Panels
 from colibri_lab.widgets.cache_picture import cache_png, cache_text
 from colibri_lab.widgets.html import view_page, write_page
 
 __all__ = ["CacheLab"]
 
-_FIRST = ("lru", "lfu", "static", "belady")  # curves of a saved page, beside the chosen one
-_PAGE_BYTES = 3_000_000  # timelines of a saved page
+_SHOWN = ("lru", "lfu", "fifo", "arc", "static", "belady")  # policies with a button; a saved page has their curves
+_PAGE_BYTES, _PAGE_WORK = 3_000_000, 1_000_000  # timelines of a saved page; tokens × layers × capacities of its curves
 _RECIPE = """import colibri_lab as lab
 
 view = lab.CacheLab(trace)  # the session or trace that you looked at
@@ -39,10 +38,10 @@ class CacheLab(Working, anywidget.AnyWidget):
     """Shows what a cache of experts would do for the tokens of `x`: a session, a trace, the path of one, or a real run
     with a budget (`lab.cache.live`), whose measured speed stands beside the predicted one.
 
-    `policy`, `capacity` (experts; None: half of what fits), `scope`, `passes` ("each": token by token; "trace": as they
-    were fed) and `prefetch` are the setting at the start. `setting` is a dict of these five, readable and settable;
-    keys left out keep their value. `selection` is a dict of layer, token and expert. `simulation` is the simulated
-    cache of the setting, `code` makes it again.
+    `policy`, `capacity` (experts), `scope`, `passes` ("each": token by token; "trace": as they were fed) and `prefetch`
+    are the setting at the start; None is that of the real run, else "lru", half of the experts, "layer", "each".
+    `setting` is a dict of these five, readable and settable; keys left out keep their value. `selection` is a dict of
+    layer, token and expert. `simulation` is the simulated cache of the setting, `code` makes it again.
 
     `machine` (`lab.cache.measure_machine(model)`) lets it predict tokens/s, `runs` are more real runs to draw,
     `expert_bytes` (an int or (Lm, E)) is needed where no model is open, `profile` a trace whose busiest experts the
@@ -63,10 +62,10 @@ class CacheLab(Working, anywidget.AnyWidget):
         self,
         x: Any,
         *,
-        policy: str = "lru",
+        policy: str | None = None,
         capacity: int | None = None,
-        scope: str = "layer",
-        passes: str = "each",
+        scope: str | None = None,
+        passes: str | None = None,
         prefetch: str = "none",
         machine: Any = None,
         runs: Sequence[Any] = (),
@@ -78,10 +77,8 @@ class CacheLab(Working, anywidget.AnyWidget):
         self._data: CacheData | None = None
         self._data = data = _shown(x, machine, runs, expert_bytes, profile)
         self._panels = Panels(data)
-        if capacity is None:
-            capacity = max(data.least, data.most(scope) // 2)
         wish = {"policy": policy, "capacity": capacity, "scope": scope, "passes": passes, "prefetch": prefetch}
-        self.setting = data.check(wish, {})
+        self.setting = data.check({name: value for name, value in wish.items() if value is not None}, data.first())
         self.selection = data.start(self.setting)
         super().__init__()
         self.on_msg(self._on_message)
@@ -95,11 +92,6 @@ class CacheLab(Working, anywidget.AnyWidget):
         return self._shown.trace
 
     @property
-    def session(self) -> Any:
-        """The session it was made from; None for a trace."""
-        return self._shown.session
-
-    @property
     def simulation(self) -> Any:
         """The simulated cache of the setting, as `lab.cache.simulate` returns it."""
         return self._shown.simulate(self.setting)
@@ -111,7 +103,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         words = [f'policy="{where["policy"]}"', f"capacity={where['capacity']}", f'scope="{where["scope"]}"']
         words += ['passes="trace"'] if where["passes"] == "trace" else []
         if where["prefetch"] == "look-ahead":
-            words.append("prefetch=lab.cache.look_ahead(view.session)")
+            words.append("prefetch=lab.cache.look_ahead(view.trace)")
         elif where["prefetch"] != "none":
             words.append(f'prefetch=lab.cache.plan(view.trace, "{where["prefetch"]}")')
         return f"lab.cache.simulate(view.trace, {', '.join(words)})"
@@ -227,11 +219,22 @@ class CacheLab(Working, anywidget.AnyWidget):
         data, where = self._shown, self.selection
         messages: list[Message] = [({"kind": "head", "facts": {**data.facts(), "recipe": _RECIPE}}, [])]
         if data.trace.ids:
-            messages += [self._curve(policy) for policy in dict.fromkeys((self.setting["policy"], *_FIRST))]
+            messages += self._page_curves()
             messages += self._page_timelines()
         messages += self._panel_messages()
         state = {"setting": self.setting, "selection": where, "_status": IDLE, "_in_cell": False}
         return view_page("cache", f"Cache Lab: {data.title()}", state, messages)
+
+    def _page_curves(self) -> list[Message]:
+        """Of the policies with a button; of the other scope too, where that is little work."""
+        data, here = self._shown, self.setting
+        other = data.check({"scope": "global" if here["scope"] == "layer" else "layer"}, here)
+        little = len(data.trace.ids) * len(data.trace.moe_layers) * len(data.capacities(other)) < _PAGE_WORK
+        return [
+            ({"kind": "curve", **data.curve(setting, policy)}, [])
+            for setting in ((here, other) if little else (here,))
+            for policy in dict.fromkeys((here["policy"], *_SHOWN))
+        ]
 
     def _page_timelines(self) -> list[Message]:
         """Of the selected layer at every capacity, then of the other layers, until they take too much room."""
@@ -289,22 +292,10 @@ def _shown(x: Any, machine: Any, runs: Sequence[Any], sizes: Any, profile: Any) 
         raise ArgumentError(f"CacheLab takes a session, a trace, its path or a real run, not {type(x).__name__}{hint}")
     trace = trace_of(x)
     if sizes is None and runs:
-        sizes = runs[0].simulation.expert_bytes
+        sizes = runs[0].expert_bytes
     if sizes is None and trace.model is not None:
-        sizes = _sizes(trace)
-    data = CacheData(trace, session=session, machine=machine, runs=runs, sizes=sizes, profile=profile)
-    return data
-
-
-def _sizes(trace: Trace) -> Any:
-    """Bytes of each expert's weights in the open model, (Lm, E)."""
-    weights = trace.model.weights
-    of: dict[tuple[int, int], int] = {}
-    for name in weights:
-        parts = name.split(".")
-        if ".moe.experts." in name and parts[4].isdigit():
-            of[int(parts[1]), int(parts[4])] = of.get((int(parts[1]), int(parts[4])), 0) + weights[name].nbytes
-    return np.array([[of[layer, e] for e in range(trace.num_experts)] for layer in trace.moe_layers], np.int64)
+        sizes = cache.expert_bytes(trace.model)
+    return CacheData(trace, session=session, machine=machine, runs=runs, sizes=sizes, profile=profile)
 
 
 def _message(kind: str, found: tuple[dict[str, Any], dict[str, Any]]) -> Message:

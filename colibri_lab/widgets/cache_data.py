@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -40,8 +41,9 @@ Array = NDArray[Any]
 
 
 class CacheData:
-    """What a CacheLab shows of one trace. `session` is what a look-ahead needs, `machine` what a prediction needs,
-    `runs` are real runs with a budget, `sizes` the bytes of an expert, one for all or (Lm, E).
+    """What a CacheLab shows of one trace. `machine` is what a prediction needs, `runs` are real runs with a budget,
+    `sizes` the bytes of an expert, one for all or (Lm, E), `profile` a trace that the static policy reads. The session
+    that it was made from is for the panels.
     """
 
     def __init__(
@@ -62,6 +64,16 @@ class CacheData:
         self._counts: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     # ---- the setting ----
+
+    def first(self) -> Setting:
+        """Where to begin: as the real run was, else LRU per layer with half of the experts."""
+        if self.runs:
+            run = self.runs[0]
+            where = {"policy": run.policy, "capacity": int(run.capacity), "scope": run.scope, "passes": "trace"}
+        else:
+            half = max(self.least, self.most("layer") // 2)
+            where = {"policy": "lru", "capacity": half, "scope": "layer", "passes": "each"}
+        return {**where, "prefetch": "none"}
 
     def check(self, wish: Mapping[str, Any], old: Mapping[str, Any]) -> Setting:
         """The whole setting that a wish stands for: keys left out keep their value; with another scope alone, the
@@ -104,7 +116,7 @@ class CacheData:
     @property
     def prefetches(self) -> tuple[str, ...]:
         """What can be fetched ahead here; a look-ahead needs the model's own hidden states."""
-        return tuple(kind for kind in PREFETCHES if kind != "look-ahead" or self.session is not None)
+        return tuple(kind for kind in PREFETCHES if kind != "look-ahead" or self.trace.model is not None)
 
     def capacities(self, setting: Mapping[str, Any]) -> list[int]:
         """The capacities that are simulated: all of them, or where those are many, some at equal distances and that
@@ -144,7 +156,7 @@ class CacheData:
             return None
         if kind not in self._plans:
             self._plans[kind] = (
-                cache.look_ahead(self.session) if kind == "look-ahead" else cache.plan(self.trace, kind)
+                cache.look_ahead(self.trace) if kind == "look-ahead" else cache.plan(self.trace, kind)
             )
         return self._plans[kind]
 
@@ -177,7 +189,7 @@ class CacheData:
         """Predicted tokens/s; None without a machine or where bytes are not known."""
         if self.machine is None or simulation.expert_bytes is None or not self.trace.ids:
             return None
-        return _finite(cache.predict(simulation, self.machine).tokens_per_s)
+        return _finite(cache.predict(simulation, self.machine, resident_bytes=self.other_bytes).tokens_per_s)
 
     # ---- what is sent ----
 
@@ -205,10 +217,28 @@ class CacheData:
         words.append(f"{layers} MoE layer{'s' * (layers != 1)} × {trace.num_experts} experts, top-{trace.top_k}")
         return " · ".join(word for word in words if word)
 
+    @cached_property
+    def other_bytes(self) -> int | None:
+        """Bytes of the weights that are no experts; None without an open model."""
+        model = self.trace.model
+        if model is None or self.sizes is None:
+            return None
+        every = sum(int(model.weights[name].nbytes) for name in model.weights)
+        return max(0, every - int(np.sum(np.broadcast_to(self.sizes, self._shape))))
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return len(self.trace.moe_layers), self.trace.num_experts
+
     @property
     def mean_bytes(self) -> float | None:
         """Bytes of an expert, the mean where they differ."""
         return None if self.sizes is None else float(np.mean(np.asarray(self.sizes)))
+
+    def bytes_of(self, setting: Mapping[str, Any]) -> float:
+        """Bytes of a full cache, all layers together; experts of different sizes count by their mean."""
+        caches = len(self.trace.moe_layers) if setting["scope"] == "layer" else 1
+        return (self.mean_bytes or 0.0) * int(setting["capacity"]) * caches
 
     def timeline(
         self, setting: Mapping[str, Any], layer: int, token: int | None
@@ -251,9 +281,7 @@ class CacheData:
         """Bytes of each expert of a layer."""
         if self.sizes is None:
             return None
-        sizes = np.asarray(self.sizes)
-        row = sizes[self.trace.moe_layers.index(layer)] if sizes.ndim else np.full(self.trace.num_experts, sizes)
-        return [int(n) for n in row]
+        return [int(n) for n in np.broadcast_to(self.sizes, self._shape)[self.trace.moe_layers.index(layer)]]
 
     # ---- the selection ----
 
@@ -306,11 +334,9 @@ def _counters(part: Any) -> dict[str, Any]:
 
 def _measured(run: Any) -> dict[str, Any]:
     """One real run with a budget: where it stands in the picture."""
-    simulation = run.simulation
     return {
-        "policy": simulation.policy, "capacity": simulation.capacity, "scope": simulation.scope,
-        "speed": _finite(run.tokens_per_s), "misses": int(np.sum(run.misses)), "requests": int(np.sum(run.requests)),
-        "cold": run.cold if isinstance(run.cold, bool) else None,
+        "policy": run.policy, "capacity": int(run.capacity), "scope": run.scope, "speed": _finite(run.tokens_per_s),
+        "misses": int(np.sum(run.misses)), "requests": int(np.sum(run.requests)),
     }  # fmt: skip
 
 

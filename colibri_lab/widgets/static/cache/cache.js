@@ -186,7 +186,7 @@ class CacheView extends BaseView {
       scope: () => view.setting && this.set({ scope: view.setting.scope === "layer" ? "global" : "layer" }),
       digit: (expert) => view.store?.E <= 10 && expert < view.store.E && (this.choose({ expert }), true),
       askNumber: () => this.askNumber(true),
-      chooseNumber: () => this.chooseNumber(),
+      enter: () => this.chooseNumber(),
       help: () => showHelp(parts, parts.help.hidden),
       escape: (target) => {
         if (!parts.help.hidden) showHelp(parts, false);
@@ -349,7 +349,7 @@ const order = (setting) => Object.entries(setting).sort(([a], [b]) => (a < b ? -
 const layerMenu = ({ store, layer }) => (store.L < 2 ? "" : `<label>Layer <select class="layer" ${SUPPRESS}>${store.facts.layers.map((l) => `<option value="${l}"${l === layer ? " selected" : ""}>${l}</option>`).join("")}</select></label>`);
 
 function codeOf({ policy, capacity, scope, passes, prefetch }) {
-  const ahead = prefetch === "none" ? [] : [prefetch === "look-ahead" ? "prefetch=lab.cache.look_ahead(view.session)" : `prefetch=lab.cache.plan(view.trace, "${prefetch}")`];
+  const ahead = prefetch === "none" ? [] : [prefetch === "look-ahead" ? "prefetch=lab.cache.look_ahead(view.trace)" : `prefetch=lab.cache.plan(view.trace, "${prefetch}")`];
   const words = [`policy="${policy}"`, `capacity=${capacity}`, `scope="${scope}"`, ...(passes === "trace" ? ['passes="trace"'] : []), ...ahead];
   return `lab.cache.simulate(view.trace, ${words.join(", ")})`;
 }

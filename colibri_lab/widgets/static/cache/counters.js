@@ -2,7 +2,7 @@
 import { count, escape } from "../common/format.js";
 import { slower } from "./curves.js";
 import { title } from "./store.js";
-import { experts, fastest, mainPart, missShare, shareText, sizeText, speedText } from "./words.js";
+import { experts, mainPart, missShare, shareText, sizeText, speedText } from "./words.js";
 
 const ROWS = [["requests", "requests"], ["hits", "hits"], ["pin_hits", "of them held for good", "some"], ["prefetch_hits", "of them fetched ahead", "some"], ["late_hits", "of them fetched late", "some"], ["misses", "misses"], ["first_uses", "of them first use"], ["not_kept", "of them not kept", "some"], ["prefetched", "fetched ahead", "some"], ["wasted", "of them not needed", "some"]];
 
@@ -50,17 +50,20 @@ function falling(store, setting) {
   const curve = store.curve(setting);
   const from = slower(curve);
   if (from === null) return "";
-  const best = fastest(curve);
-  return `From ${experts(curve.capacities[from])} on, speed is predicted to fall, to ${speedText(curve.speed.at(-1))} tokens/s, though misses do not rise: the cache takes memory that the rest of the model needs. Fastest is ${count(best.capacity)}.`;
+  const misses = (i) => mainPart(store.counts(curve, curve.capacities[i])).misses;
+  const still = misses(curve.capacities.length - 1) < misses(from) ? "misses still fall, but predicted speed falls too" : "predicted speed falls";
+  return `From ${experts(curve.capacities[from])} on, ${still}, to ${speedText(curve.speed.at(-1))} tokens/s: cache and other weights no longer fit in memory together.`;
 }
 
 // A set chosen once against the bound and against LRU.
 function fixedSet({ store }, fixed, bound, lru) {
   if (!fixed || !bound || !lru) return "";
   const [f, b, l] = [fixed, bound, lru].map((counts) => missShare(mainPart(counts)));
-  const own = store.facts.own_profile ? ", chosen from this very text," : " chosen by profile";
-  if (f < l && f <= b + 0.03) return `A fixed set${own} is nearly as good as the bound (${shareText(f)} against ${shareText(b)}): the load is uneven and steady.`;
-  if (f > l + 0.03) return `A fixed set${own} misses ${shareText(f)}, LRU ${shareText(l)}: what is needed changes along the text.`;
+  const own = store.facts.own_profile;
+  const name = own ? "A fixed set, chosen from this very text," : "A fixed set, chosen by profile,";
+  const caution = own ? " Choose it from another text before you trust it." : "";
+  if (f < l && f <= b + 0.03) return `${name} misses about as little as the bound (${shareText(f)} against ${shareText(b)}).${caution}`;
+  if (f > l + 0.03) return `${name} misses ${shareText(f)}, LRU ${shareText(l)}: what is needed changes along the text.`;
   return "";
 }
 

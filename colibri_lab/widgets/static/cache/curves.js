@@ -34,10 +34,11 @@ export function curvePicture(view, layout) {
   const curves = store.drawn(setting);
   if (!curves.length) return '<p class="q pad">Being simulated …</p>';
   const shares = curves.map((curve) => curve.capacities.map((c) => missShare(mainPart(store.counts(curve, c)))));
-  const top = Math.max(0.1, Math.ceil(10 * Math.max(...shares.flat().filter(Number.isFinite), 0)) / 10);
+  const seen = Math.max(...shares.flat().filter(Number.isFinite), 0);
+  const top = Math.max(0.1, Math.ceil(10 * Math.max(seen, Math.min(blind(view, layout.least), 1.4 * seen))) / 10);
   const y = (share) => TOP + MISSES * (1 - share / top);
   const names = legend(view, layout, curves);
-  return `<svg width="${layout.width}" height="${layout.height}" aria-hidden="true">${grid(layout, y, top)}${chance(view, layout, y, top)}${curves.map((curve, i) => line(view, layout, curve, shares[i], y, i === 0)).reverse().join("")}${layout.speed ? speeds(view, layout) : ""}${axis(view, layout)}${names}${handle(view, layout, y)}</svg>`;
+  return `<svg width="${layout.width}" height="${layout.height}" aria-hidden="true">${grid(layout, y, top)}${layout.most > layout.least ? chance(view, layout, y, top) : ""}${curves.map((curve, i) => line(view, layout, curve, shares[i], y, i === 0)).reverse().join("")}${layout.speed ? speeds(view, layout) : ""}${axis(view, layout)}${names}${handle(view, layout, y)}</svg>`;
 }
 
 function grid({ end }, y, top) {
@@ -48,11 +49,15 @@ function grid({ end }, y, top) {
 }
 
 // Blind traffic: what a cache of C of E equally likely experts misses.
-function chance({ store, setting }, { x, least, most }, y, top) {
-  const all = setting.scope === "layer" ? store.E : store.E * store.L;
-  const miss = (c) => 1 - c / all;
-  const from = miss(least) > top ? all * (1 - top) : least; // where it enters the picture
-  return `<path d="M${x(from)} ${y(miss(from))}L${x(most)} ${y(miss(most))}" stroke="var(--line2)" stroke-dasharray="1 3"/><text x="${x(from) + 8}" y="${y(miss(from)) + 1}">uniform traffic, 1 − C/E</text>`;
+const blind = ({ store, setting }, capacity) => 1 - capacity / (setting.scope === "layer" ? store.E : store.E * store.L);
+
+function chance(view, { x, least, most, end }, y, top) {
+  const from = blind(view, least) > top ? most * (1 - top) : least; // where it enters the picture
+  const left = x(from) + 8;
+  const here = x(view.setting.capacity);
+  const at = here > left - 16 && here < left + 140 && here + 160 < end ? here + 16 : left; // not under the handle
+  const share = at === left ? blind(view, from) : blind(view, least + ((most - least) * (at - x(least))) / Math.max(1, x(most) - x(least)));
+  return `<path d="M${x(from)} ${y(blind(view, from))}L${x(most)} ${y(blind(view, most))}" stroke="var(--line2)" stroke-dasharray="1 3"/><text x="${at}" y="${y(share) - 3}">uniform traffic, 1 − C/E</text>`;
 }
 
 const MARKERS = {

@@ -17,8 +17,8 @@ export function layoutTimeline(view, width) {
   const row = Math.max(3, Math.min(20, Math.floor(TALL / store.E)));
   const room = width - LEFT - 4;
   const cell = Math.max(CELL.least, Math.min(CELL.most, room / Math.max(1, store.n)));
-  const shown = Math.min(store.n, Math.floor((room - (store.n * cell > room ? 2 * CUT : 0)) / cell));
-  const cut = shown < store.n;
+  const cut = store.n * CELL.least > room;
+  const shown = cut ? Math.floor((room - 2 * CUT) / cell) : store.n;
   const start = Math.max(0, Math.min(store.n - shown, (token ?? 0) - Math.floor(shown / 2)));
   return { width, row, cell, shown, start, cut, left: LEFT + (cut ? CUT : 0), top: TOP + (cut ? 14 : 0), height: TOP + (cut ? 14 : 0) + row * store.E + WORDS + 6 };
 }

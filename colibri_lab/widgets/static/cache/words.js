@@ -41,6 +41,7 @@ export function sentence(view) {
   const name = `${escape(title(setting.policy))} with <b>${count(setting.capacity)}</b> experts ${where}${bytes === null ? "" : ` (${sizeText(bytes)})`}`;
   if (!counts) return `${name} <span class="q">is being simulated …</span>`;
   const part = mainPart(counts);
+  if (!part.requests) return `${name}: nothing is asked for, every slot of the trace is without an expert.`;
   const read = bytesPerToken(view, counts);
   const run = measuredAt(view);
   const said = [`<b>${shareText(missShare(part))}</b> of requests miss`];
@@ -103,6 +104,6 @@ function runnerUp(view, block) {
   const behind = block.behind[token - block.start];
   const inside = store.inside(block, token - 1, runner);
   const near = behind < 0.1;
-  const verdict = inside ? (near ? "A substitute would cost little here." : "Taking it would change the output: too far behind to swap in.") : "No substitute at hand.";
-  return `The runner-up ${chip(view, runner, true)} was ${inside ? "<b>in the cache</b>" : "not in the cache"}, ${fixed(behind)} behind${block.unit ? ` in ${block.unit}` : ""}. ${verdict}`;
+  const verdict = inside ? (near ? "A near-tie: a substitute would change little here." : "Too far behind to be a substitute.") : "No substitute at hand.";
+  return `The runner-up ${chip(view, runner, true)} was ${inside ? "<b>in the cache</b>" : "not in the cache"}, ${behind > 0 && behind < 0.005 ? "less than 0.01" : fixed(behind)} behind${block.unit ? ` in ${block.unit}` : ""}. ${verdict}`;
 }

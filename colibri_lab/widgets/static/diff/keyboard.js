@@ -1,27 +1,16 @@
-// Keyboard of the view. A key that we handle goes no further.
+// Keyboard of the view.
+import { ARROWS, keyListener } from "../common/key_listener.js";
 
-const ARROWS = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] };
+const SIMPLE = { 0: "first", n: "nextFlip", p: "previousFlip", "?": "help" };
 
 // `act` is what the view can do; returns the listener.
-export function keyboard(parts, act) {
-  return (event) => {
-    const { target, key } = event;
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+export const keyboard = (parts, act) =>
+  keyListener(act, SIMPLE, (key, target) => {
     const scrolls = target.matches(".scroll, pre");
-    const small = key.length === 1 ? key.toLowerCase() : key;
-    const simple = { 0: "first", n: "nextFlip", p: "previousFlip", "?": "help" };
     if (ARROWS[key] && target.closest(".prediction")) act.position(ARROWS[key][0] || ARROWS[key][1]);
     else if (ARROWS[key] && target.closest(".flips") && !scrolls && ARROWS[key][1]) act.flip(ARROWS[key][1]);
     else if (ARROWS[key] && !scrolls) act.move(...ARROWS[key]);
     else if ((key === "Home" || key === "End") && !scrolls) act.end(key === "Home" ? -1 : 1, Boolean(target.closest(".prediction")));
     else if ((key === "PageUp" || key === "PageDown") && !scrolls) act.token(key === "PageUp" ? -1 : 1);
-    else if (simple[small]) act[simple[small]](target);
-    else if (key === "Escape") act.escape(target);
-    else {
-      if (key.length === 1 || target.tagName === "BUTTON") event.stopPropagation(); // single letters are notebook commands
-      return;
-    }
-    event.preventDefault();
-    event.stopPropagation();
-  };
-}
+    else return false;
+  });
