@@ -11,10 +11,11 @@ import { passButtons, policyButtons, prefetchButtons, scopeButtons } from "./con
 import { counterTable, countersRemark, findings } from "./counters.js";
 import { capacityAt, capacityText, curvePicture, layoutCurves } from "./curves.js";
 import { keyboard } from "./keyboard.js";
-import { keys } from "./keys.js";
-import { residency } from "./residency.js";
+import { keys, keysSay } from "./keys.js";
+import { residency, residencySay } from "./residency.js";
 import { roofline } from "./roofline.js";
 import { buildShell } from "./shell.js";
+import { stageSay } from "./stage_words.js";
 import { Store } from "./store.js";
 import { hitTimeline, layoutTimeline, timelineKey, timelineLabel, timelinePicture, timelineRemark } from "./timeline.js";
 import { twinTables } from "./twins.js";
@@ -23,7 +24,7 @@ import { requestSentence, sentence } from "./words.js";
 const REST = 250; // ms of rest before the tables for screen readers are filled
 const SETTLED = 120; // ms of rest before a dragged capacity is told to Python
 const PAGE = 10; // steps of PageUp and PageDown
-const PANELS = [residency, roofline, keys];
+const PANELS = [residency, residencySay, roofline, stageSay, keys, keysSay]; // each in the place of its name, with what Python sent for `of` or for that name
 const WHY = { gone: "No kernel. What was fetched can be looked at; run the cell again for the rest.", lost: "The connection to the kernel is lost.", page: "" };
 
 class CacheView extends BaseView {
@@ -180,6 +181,7 @@ class CacheView extends BaseView {
       move: (right, down) => (right ? token(view.token + right) : this.choose({ expert: clamp((view.expert ?? 0) + down, view.store?.E ?? 1) })),
       end: (by, inTime) => (inTime ? token(by * Infinity) : this.stepTo(by * Infinity)),
       page: (by, inTime) => (inTime ? token(view.token + PAGE * by) : this.step(PAGE * by)),
+      moveOn: (map, right, down) => this.chooseOn(map, {}, [right, down]),
       nextMiss: () => this.goMiss(1),
       previousMiss: () => this.goMiss(-1),
       nextPolicy: () => this.nextPolicy(),
@@ -224,15 +226,22 @@ class CacheView extends BaseView {
     if (near("act")) return this.press(near("act").act);
     if (near("set")) return this.set({ [near("set").set]: near("set").value });
     if (near("do")) return this.model.send({ kind: "panel", name: near("do").panel, act: near("do").do });
-    if (near("cell")) {
-      const [layer, expert] = near("cell").cell.split(" ").map(Number);
-      return this.choose({ layer, expert });
-    }
+    if (near("map")) return this.chooseOn(target.closest("[data-map]"), event);
     if (!target.closest(".time") || !this.view.store?.n) return;
     const box = this.parts.time.getBoundingClientRect();
     const hit = hitTimeline(this.view, this.timeLayout, event.clientX - box.left, event.clientY - box.top);
     if (hit?.strip !== undefined) this.choose({ token: hit.strip });
     else if (hit) this.choose(hit);
+  }
+
+  // A place of a panel's picture, by pointer or, with `steps` to the right and down, by key.
+  chooseOn(map, { clientX, clientY }, steps = null) {
+    const name = map.dataset.map;
+    const panel = PANELS.find((one) => one.name === name);
+    const facts = this.view.store.panels[name];
+    const box = map.firstElementChild.getBoundingClientRect();
+    const wish = steps ? panel.step(facts, this.view, ...steps) : panel.at(facts, this.widths[name], clientX - box.left, clientY - box.top);
+    if (wish) this.choose(wish);
   }
 
   press(act) {
@@ -254,6 +263,7 @@ class CacheView extends BaseView {
     this.width = this.root.clientWidth;
     this.curveWidth = Math.max(280, parts.curves.clientWidth);
     this.timeWidth = Math.max(280, parts.time.clientWidth);
+    this.widths = Object.fromEntries(Object.entries(parts.places).map(([name, place]) => [name, Math.max(200, place.clientWidth)]));
   }
 
   paint() {
@@ -268,7 +278,7 @@ class CacheView extends BaseView {
       this.paintControls();
       this.paintCurves();
       this.paintTimeline();
-      for (const panel of PANELS) patch(parts.places[panel.name], panel.html(view.store.panels[panel.name] ?? null, view));
+      for (const { name, of = name, html } of PANELS) patch(parts.places[name], html(view.store.panels[of] ?? null, view, this.widths[name]));
     }
     parts.code.textContent = codeOf(view.setting);
     clearTimeout(this.resting);

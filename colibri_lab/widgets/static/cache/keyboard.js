@@ -8,6 +8,7 @@ export const keyboard = (parts, act) =>
   keyListener(act, SIMPLE, (key, target) => {
     const inTime = target === parts.time;
     if (ARROWS[key] && inTime) act.move(...ARROWS[key]);
+    else if (ARROWS[key] && target.dataset.map) act.moveOn(target, ...ARROWS[key]);
     else if (ARROWS[key]) act.step(ARROWS[key][0] - ARROWS[key][1]); // up is more, as on any slider
     else if (key === "Home" || key === "End") act.end(key === "Home" ? -1 : 1, inTime);
     else if (key === "PageUp" || key === "PageDown") act.page(key === "PageUp" ? -1 : 1, inTime);

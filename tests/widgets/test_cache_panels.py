@@ -1,0 +1,171 @@
+"""The panels of CacheLab about the machine: what they show, what their buttons do, why something cannot be shown."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import colibri_lab as lab
+from colibri_lab.widgets.cache_panels import Panels, keys_facts, residency_facts
+
+HERE = {"layer": 1, "token": 5, "expert": 3}
+
+
+def panels(trace: Any, session: Any = None) -> Panels:
+    data: Any = SimpleNamespace(trace=trace, session=session)
+    return Panels(data)
+
+
+class Pages:
+    """Stands for `lab.cache.residency`: two layers of four experts, and a note of what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.available, self.reason = True, ""
+        self.share = np.array([[0, 0.25, 1, np.nan], [1, 1, 0, 0.5]])
+        self.bytes = np.full((2, 4), 1000, np.int64)
+        self.locked = np.zeros((2, 4), bool)
+
+    def refresh(self) -> None:
+        self.asked.append(("refresh",))
+
+    def __getattr__(self, name: str) -> Any:
+        def change(layer: int, expert: int) -> Any:
+            self.asked.append((name, layer, expert))
+            return SimpleNamespace(sentence=f"{name}: 50 % before, 100 % now")
+
+        return change
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
+    """A session's panels find these pages."""
+    made = Pages()
+    monkeypatch.setattr("colibri_lab.cache.residency", lambda model: made)
+    return made
+
+
+@pytest.fixture
+def opened(pages: Pages) -> Panels:
+    """Panels of a session that has run."""
+    trace = lab.testing.synthetic_trace(layers=2, experts=4, tokens=100)
+    return panels(trace, SimpleNamespace(model=object()))
+
+
+def of(found: Panels, name: str, selection: Any = None) -> dict[str, Any]:
+    return dict(found.shown(selection or HERE))[name][0]
+
+
+def test_a_recording_says_why_there_is_nothing_to_show() -> None:
+    """Every panel has a sentence, and none has numbers."""
+    shown = dict(panels(lab.testing.synthetic_trace()).shown(HERE))
+    assert set(shown) == {"residency", "roofline"}
+    for facts, arrays in shown.values():
+        assert facts["reason"].startswith("This is a recording") and not arrays
+
+
+def test_a_session_that_has_not_run_measures_nothing(opened: Panels) -> None:
+    empty = panels(lab.testing.synthetic_trace(tokens=0), opened.data.session)
+    nowhere = {"layer": 1, "token": None, "expert": None}
+    assert of(empty, "roofline", nowhere)["reason"] == "Nothing has run: feed the session first."
+    with pytest.raises(lab.ArgumentError, match="feed the session"):
+        empty.act("roofline", "measure", nowhere, None)
+
+
+@pytest.mark.parametrize("act", ["warm", "drop", "lock", "unlock"])
+def test_a_button_acts_on_the_selected_expert_alone(opened: Panels, pages: Pages, act: str) -> None:
+    opened.act("residency", act, HERE, None)
+    assert pages.asked == [(act, 1, 3), ("refresh",)]
+    assert of(opened, "residency")["change"] == f"{act}: 50 % before, 100 % now"
+    assert "expert" in opened.doing("residency", act)
+
+
+def test_what_a_button_did_is_said_of_its_expert_alone(opened: Panels) -> None:
+    opened.act("residency", "warm", HERE, None)
+    assert not of(opened, "residency", HERE | {"expert": 2})["change"]
+    assert of(opened, "residency")["change"]
+    opened.act("residency", "refresh", HERE, None)
+    assert not of(opened, "residency")["change"]
+
+
+@pytest.mark.parametrize(("name", "act"), [("residency", "burn"), ("roofline", "warm"), ("nothing", "measure")])
+def test_a_button_that_does_not_exist_is_refused(opened: Panels, name: str, act: str) -> None:
+    with pytest.raises(lab.ArgumentError, match="no button"):
+        opened.act(name, act, HERE, None)
+
+
+def test_without_an_expert_nothing_is_changed(opened: Panels, pages: Pages) -> None:
+    with pytest.raises(lab.ArgumentError, match="Select an expert"):
+        opened.act("residency", "drop", HERE | {"expert": None}, None)
+    assert not pages.asked
+
+
+def test_shares_reach_the_browser_with_what_is_not_known(pages: Pages) -> None:
+    facts, arrays = residency_facts(pages, [0, 1])
+    assert facts["layers"] == [0, 1] and facts["experts"] == 4
+    np.testing.assert_array_equal(arrays["share"], pages.share.astype(np.float32))
+    assert arrays["locked"].dtype == np.uint8 and arrays["size"].tolist() == pages.bytes.tolist()
+
+
+def test_looking_measures_nothing_and_measuring_runs_the_first_tokens(
+    opened: Panels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 ids at most, with the listener that can stop it; the picture stays afterwards."""
+    heard: list[Any] = []
+
+    def profile(model: Any, ids: list[int], *, progress: Any) -> Any:
+        heard.append((model, ids, progress))
+        return "a profile"
+
+    monkeypatch.setattr(lab, "profile", profile, raising=False)
+    monkeypatch.setattr("colibri_lab.widgets.cache_panels.profile_facts", lambda found: {"reason": "", "of": found})
+    assert of(opened, "roofline") == {"reason": ""} and not heard
+    opened.act("roofline", "measure", HERE, print)
+    assert heard == [(opened.data.session.model, list(opened.data.trace.ids[:64]), print)]
+    assert of(opened, "roofline")["of"] == "a profile"
+
+
+class Cached:
+    """Stands for `lab.cache.keys`: two heads over a window of four keys."""
+
+    window = np.array([4, -1])
+    bytes_per_token = np.array([64, 64])
+    bytes = np.array([6400, 6400])
+
+    def __init__(self, heads: Any, first: int) -> None:
+        self.heads, self.first = np.asarray(heads, np.float32), first
+
+    def reach(self, layer: int, token: int) -> tuple[int, int]:
+        return self.first, token
+
+    def weights(self, layer: int, token: int) -> Any:
+        return self.heads
+
+    def used(self, layer: int, token: int, share: float) -> Any:
+        mean = self.heads.mean(axis=0)
+        best = min(
+            (keys for keys in range(1 << len(mean)) if mean[_bits(keys, len(mean))].sum() >= share),
+            key=lambda keys: (keys.bit_count(), -mean[_bits(keys, len(mean))].sum()),
+        )
+        return np.flatnonzero(_bits(best, len(mean)))
+
+
+def _bits(number: int, count: int) -> Any:
+    return np.array([bool(number >> i & 1) for i in range(count)])
+
+
+def test_a_query_is_shown_over_all_positions_with_the_keys_it_uses() -> None:
+    """By hand: the mean of two heads; the two largest of six keys hold 90 %."""
+    heads = [[0, 0, 0.50, 0.02, 0.08, 0.40], [0, 0, 0.70, 0.02, 0.02, 0.26]]
+    trace = lab.testing.synthetic_trace(layers=2, experts=4, tokens=100)
+    facts, arrays = keys_facts(Cached(heads, 2), trace, 1, 5)
+    np.testing.assert_allclose(arrays["weights"], [0, 0, 0.6, 0.02, 0.05, 0.33], atol=1e-6)
+    assert [key["position"] for key in facts["used"]] == [2, 5] and facts["count"] == 2
+    assert arrays["mask"].tolist() == [0, 0, 1, 0, 0, 1]
+    assert facts["held"] == pytest.approx(0.93)
+    assert (facts["first"], facts["reached"]) == (2, 4)
+    assert [key["text"] for key in facts["used"]] == [trace.texts[2], trace.texts[5]]
+    assert facts["windows"] == [4, None] and facts["total"] == 12800
