@@ -76,7 +76,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         self._stop = threading.Event()
         self._data: CacheData | None = None
         self._data = data = _shown(x, machine, runs, expert_bytes, profile)
-        self._panels = Panels(data)
+        self._panels: Panels | None = Panels(data)
         wish = {"policy": policy, "capacity": capacity, "scope": scope, "passes": passes, "prefetch": prefetch}
         self.setting = data.check({name: value for name, value in wish.items() if value is not None}, data.first())
         self.selection = data.start(self.setting)
@@ -152,7 +152,8 @@ class CacheLab(Working, anywidget.AnyWidget):
         kind = request.get("kind")
         if kind == "ready":
             self._post(({"kind": "head", "facts": {**self._data.facts(), "recipe": _RECIPE}}, []))
-            self._post(self._curve(self.setting["policy"]))
+            if self.trace.ids:
+                self._post(self._curve(self.setting["policy"]))
             self._send_timeline()
             self._send_panels()
         elif kind == "curve":
@@ -175,9 +176,12 @@ class CacheLab(Working, anywidget.AnyWidget):
     def _act(self, name: str, act: str) -> None:
         """A button of a panel. What it does may take a while and can be stopped."""
         self._refuse_a_second()
-        with self._work, self._working(self._panels.doing(name, act)) as work:
+        panels = self._panels
+        if panels is None:
+            return
+        with self._work, self._working(panels.doing(name, act)) as work:
             work.begin()
-            self._panels.act(name, act, self.selection, work.hear)
+            panels.act(name, act, self.selection, work.hear)
         self._send_panels()
 
     def _curve(self, policy: str) -> Message:
@@ -199,7 +203,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         """What the panels below the timeline show, one message each: see `cache_panels`."""
         return [
             (head | {"name": name}, buffers)
-            for name, found in self._panels.shown(self.selection)
+            for name, found in (self._panels.shown(self.selection) if self._panels is not None else ())
             for head, buffers in [_message("panel", found)]
         ]
 
@@ -272,7 +276,7 @@ class CacheLab(Working, anywidget.AnyWidget):
     def close(self) -> None:
         """Ends the view and lets go of the trace."""
         self.stop()
-        self._data = None
+        self._data = self._panels = None
         self.on_msg(self._on_message, remove=True)
         super().close()
 

@@ -53,11 +53,10 @@ const blind = ({ store, setting }, capacity) => 1 - capacity / (setting.scope ==
 
 function chance(view, { x, least, most, end }, y, top) {
   const from = blind(view, least) > top ? most * (1 - top) : least; // where it enters the picture
-  const left = x(from) + 8;
+  const places = [0.45, 0.25, 0.65].map((part) => least + part * (most - least)); // of the words, not under the handle
   const here = x(view.setting.capacity);
-  const at = here > left - 16 && here < left + 140 && here + 160 < end ? here + 16 : left; // not under the handle
-  const share = at === left ? blind(view, from) : blind(view, least + ((most - least) * (at - x(least))) / Math.max(1, x(most) - x(least)));
-  return `<path d="M${x(from)} ${y(blind(view, from))}L${x(most)} ${y(blind(view, most))}" stroke="var(--line2)" stroke-dasharray="1 3"/><text x="${at}" y="${y(share) - 3}">uniform traffic, 1 − C/E</text>`;
+  const at = places.find((c) => c >= from && (here < x(c) - 14 || here > x(c) + 150) && x(c) + 140 < end) ?? places[0];
+  return `<path d="M${x(from)} ${y(blind(view, from))}L${x(most)} ${y(blind(view, most))}" stroke="var(--line2)" stroke-dasharray="1 3"/><text class="halo" x="${x(at) + 4}" y="${y(blind(view, at)) - 4}">uniform traffic, 1 − C/E</text>`;
 }
 
 const MARKERS = {
