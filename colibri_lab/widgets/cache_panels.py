@@ -33,7 +33,7 @@ _DOING = {
     "refresh": "Asking the system what is in memory",
     "measure": "Measuring each stage",
 }
-_CHANGES = ("warm", "drop", "lock", "unlock")
+_CHANGES = {"warm": "Warm", "drop": "Drop", "lock": "Lock", "unlock": "Unlock"}
 _SHARE = 0.9  # of the attention: the fewest keys that hold it count as used
 _TOKENS = 64  # of the prompt that a profile runs, at most
 _NO_MODEL = "This is a recording: the model that made it is not open here. lab.CacheLab(session) shows more."
@@ -84,7 +84,7 @@ class Panels:
             layer, expert = selection["layer"], selection["expert"]
             if layer is None or expert is None:
                 raise ArgumentError("Select an expert first.")
-            self._change, self._changed = str(getattr(pages, act)(layer, expert).sentence), (layer, expert)
+            self._change, self._changed = _said(act, getattr(pages, act)(layer, expert)), (layer, expert)
         pages.refresh()
 
     def _pages(self) -> Any:
@@ -116,6 +116,16 @@ class Panels:
 
         ids = list(self.data.trace.ids[:_TOKENS])
         self._profile = profile_facts(colibri_lab.profile(self._model, ids, progress=progress))
+
+
+def _said(act: str, change: Any) -> str:
+    """What a change did, with what the system has to say about it."""
+    if np.isnan(change.before) or np.isnan(change.after):
+        return str(change.sentence)
+    what = "locked" if act in ("lock", "unlock") else "in memory"
+    why = change.sentence.partition("; ")[2]
+    told = f"{_CHANGES[act]}: {100 * change.before:.0f} % {what} before, {100 * change.after:.0f} % now"
+    return f"{told}; {why}." if why else f"{told}."
 
 
 def residency_facts(pages: Any, layers: list[int], change: str = "") -> Facts:

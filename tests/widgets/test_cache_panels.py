@@ -35,7 +35,7 @@ class Pages:
     def __getattr__(self, name: str) -> Any:
         def change(layer: int, expert: int) -> Any:
             self.asked.append((name, layer, expert))
-            return SimpleNamespace(sentence=f"{name}: 50 % before, 100 % now")
+            return SimpleNamespace(before=0.5, after=1.0, sentence="1 expert: all is there; 3% is shared")
 
         return change
 
@@ -79,7 +79,9 @@ def test_a_session_that_has_not_run_measures_nothing(opened: Panels) -> None:
 def test_a_button_acts_on_the_selected_expert_alone(opened: Panels, pages: Pages, act: str) -> None:
     opened.act("residency", act, HERE, None)
     assert pages.asked == [(act, 1, 3), ("refresh",)]
-    assert of(opened, "residency")["change"] == f"{act}: 50 % before, 100 % now"
+    state = "locked" if "lock" in act else "in memory"
+    said = f"{act.capitalize()}: 50 % {state} before, 100 % now; 3% is shared."
+    assert of(opened, "residency")["change"] == said
     assert "expert" in opened.doing("residency", act)
 
 
