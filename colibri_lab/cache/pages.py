@@ -49,7 +49,8 @@ class Residency:
     pages: dict[str, Any]
     """`page_bytes`; `huge_file`: bytes of weights on huge pages; `huge`: bytes of working memory on huge pages;
     `kinds`: for every session of the model what its tape and scratch were given (kind, size and why); `faults`: minor
-    and major page faults of this process so far. −1 where the system does not tell.
+    (served from memory) and major (had to read) page faults of this process so far. What the system does not tell is a
+    sentence that begins with "not available here".
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,7 +58,8 @@ class Residency:
         self._tensors, self._replaced = _tensors(model)
         files = {file for spans in self._tensors.values() for file in spans}
         self._mapped = {path: (address, n_bytes) for path, address, n_bytes in model._engine.files() if path in files}
-        self._reasons = {file: _reason(file, *place) for file, place in self._mapped.items()}
+        table = mappings()
+        self._reasons = {file: _reason(file, place, table) for file, place in self._mapped.items()}
         rows, experts = len(self.layers), self.experts
         self.bytes: NDArray[np.int64] = np.zeros((rows, experts), np.int64)
         """(Lm, E): of all tensors of each expert."""
@@ -99,13 +101,14 @@ class Residency:
             for row in range(len(self.layers)):
                 for expert in range(self.experts):
                     share[row, expert] = self._resident([(row, expert)])
-            self._see(share, table)
+            self._see(share, self._locked(table))
             memory = self._model.memory()
             status, reason, minor, major = _cachelab.page_faults()
+            missing = "not available here: this system has no /proc/self/smaps"
             self.pages = {
                 "page_bytes": _cachelab.page_bytes(),
-                "huge_file": memory["huge_file"],
-                "huge": memory["huge"],
+                "huge_file": memory["huge_file"] if table is not None else missing,
+                "huge": memory["huge"] if table is not None else missing,
                 "kinds": [session["pages"] for session in memory["sessions"]],
                 "faults": {"minor": minor, "major": major} if status == _OK else reason,
             }
@@ -126,7 +129,7 @@ class Residency:
                     for piece in range(start, stop, _PIECE):
                         answer = self._range(file, (piece, min(piece + _PIECE, stop))).warm()
                         why = why or (answer[1] if answer[0] else "")
-            return self._changed(chosen, "in memory", before, why)
+            return self._changed(chosen, before, why)
 
     def drop(self, layer: Which = None, expert: Which = None) -> Change:
         """Has the experts' pages leave memory: this mapping lets go of them, then the page cache is asked to.
@@ -145,7 +148,7 @@ class Residency:
                     why = why or (reason if status else "")
             if left:
                 why = f"{left:,} bytes of whole pages stayed: {why}"
-            return self._changed(chosen, "in memory", before, why)
+            return self._changed(chosen, before, why)
 
     def lock(self, layer: Which = None, expert: Which = None) -> Change:
         """Reads the experts' pages in and keeps them there until `unlock`, or until the model is closed.
@@ -155,8 +158,8 @@ class Residency:
         """
         chosen = self._chosen(layer, expert)
         with self._held():
-            before, already, done = self._locked_share(chosen), _locked_spans(mappings()), []
-            why = ""
+            table, done, why = mappings(), list[tuple[str, Span]](), ""
+            before, already = self._locked_share(chosen, table), _locked_spans(table)
             for file, spans in self._spans(chosen).items():
                 for span in spans:
                     if why:
@@ -167,7 +170,7 @@ class Residency:
                 for file, span in done:
                     self._unlock(file, without([_pages(span)], self._in_file(file, already)))
                 why += "; nothing was locked by this call"
-            return self._changed(chosen, "locked", before, why, locking=True)
+            return self._relocked(chosen, before, why)
 
     def unlock(self, layer: Which = None, expert: Which = None) -> Change:
         """Gives the system its say over these pages back. A page that a locked neighbour shares stays locked.
@@ -176,13 +179,13 @@ class Residency:
         """
         chosen = self._chosen(layer, expert)
         with self._held():
-            before = self._locked_share(chosen)
-            self._see(self.share, mappings())
-            others = [place for place in zip(*map(list, np.nonzero(self.locked)), strict=True) if place not in chosen]
-            stay, why = self._spans(others), ""
+            table = mappings()
+            before, locked = self._locked_share(chosen, table), self._locked(table)
+            locked[tuple(zip(*chosen, strict=True))] = False
+            stay, why = self._spans((int(row), int(number)) for row, number in np.argwhere(locked)), ""
             for file, spans in self._spans(chosen).items():
                 why = why or self._unlock(file, without(map(_pages, spans), map(_pages, stay.get(file, []))))
-            return self._changed(chosen, "locked", before, why, locking=True)
+            return self._relocked(chosen, before, why)
 
     # ---- look ----
 
@@ -204,8 +207,7 @@ class Residency:
         if isinstance(faults, dict):
             faults = f"{faults['minor']:,} page faults served from memory, {faults['major']:,} that had to read"
         huge = self.pages["huge_file"]
-        of_weights = "not available here" if huge < 0 else f"{huge:,} bytes of the weights"
-        lines.append(f"on huge pages: {of_weights}; {faults}")
+        lines.append(f"on huge pages: {f'{huge:,} bytes of the weights' if isinstance(huge, int) else huge}; {faults}")
         return "\n".join(lines + ([self.reason] if self.reason else []))
 
     def __repr__(self) -> str:
@@ -265,15 +267,10 @@ class Residency:
         base, _ = self._mapped[file]
         return [(start - base, stop - base) for start, stop in addresses]
 
-    def _locked_share(self, chosen: Sequence[tuple[int, int]]) -> float:
-        table = mappings()
-        if table is None:
-            return np.nan
+    def _locked_share(self, chosen: Sequence[tuple[int, int]], table: list[Mapping] | None) -> float:
         locked, total = _locked_spans(table), self._size(chosen)
-        inside = sum(
-            covered(spans, self._in_file(file, locked)) for file, spans in self._spans(chosen).items()
-        )
-        return inside / total if total else np.nan
+        inside = sum(covered(spans, self._in_file(file, locked)) for file, spans in self._spans(chosen).items())
+        return inside / total if total and table is not None else np.nan
 
     def _unlock(self, file: str, spans: Iterable[Span]) -> str:
         why = ""
@@ -282,35 +279,45 @@ class Residency:
             why = why or (reason if status else "")
         return why
 
-    def _see(self, share: NDArray[np.float64], table: list[Mapping] | None) -> None:
-        locked, spans = np.zeros(share.shape, np.bool_), _locked_spans(table)
+    def _locked(self, table: list[Mapping] | None) -> NDArray[np.bool_]:
+        locked, spans = np.zeros((len(self.layers), self.experts), np.bool_), _locked_spans(table)
         if spans:
-            for row, expert in np.ndindex(*share.shape):
-                mine = self._spans([(row, expert)])
-                locked[row, expert] = bool(mine) and all(
-                    covered(some, self._in_file(file, spans)) == size(some) for file, some in mine.items()
-                )
+            in_file = {file: self._in_file(file, spans) for file in self._mapped}
+            for (row, expert), files in self._tensors.items():
+                locked[row, expert] = all(covered(some, in_file[file]) == size(some) for file, some in files.items())
+        return locked
+
+    def _see(self, share: NDArray[np.float64], locked: NDArray[np.bool_]) -> None:
         share.flags.writeable = locked.flags.writeable = False
         self.share, self.locked = share, locked
 
-    def _changed(
-        self, chosen: Sequence[tuple[int, int]], state: str, before: float, why: str, locking: bool = False
-    ) -> Change:
+    def _shares(self, chosen: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
+        """Shares, asked again for some."""
         share = self.share.copy()
-        for row, expert in chosen:
-            share[row, expert] = self._resident([(row, expert)])
-        self._see(share, mappings())
-        after = self._locked_share(chosen) if locking else self._resident(chosen)
-        shared = self._shared(chosen)
-        n_bytes, count = self._size(chosen), len(chosen)
-        what = f"{count} {'expert' if count == 1 else 'experts'} of {n_bytes:,} bytes"
-        if np.isnan(before) or np.isnan(after):
-            sentence = f"{what}: how much is {state} is not told ({self.reason or 'not available here'})"
-        else:
-            sentence = f"{what}: {before:.1%} {state} before, {after:.1%} now"
-        if not locking and after and shared:
+        for place in chosen:
+            share[place] = self._resident([place])
+        return share
+
+    def _changed(self, chosen: Sequence[tuple[int, int]], before: float, why: str) -> Change:
+        self._see(self._shares(chosen), self.locked)
+        after, shared = self._resident(chosen), self._shared(chosen)
+        sentence = self._sentence(chosen, "in memory", before, after)
+        if after and shared:
             sentence += f"; {shared:.1%} lies on pages shared with other tensors"
         return Change(before, after, shared, sentence + (f"; {why}" if why else ""))
+
+    def _relocked(self, chosen: Sequence[tuple[int, int]], before: float, why: str) -> Change:
+        table = mappings()
+        self._see(self._shares(chosen), self._locked(table))
+        after = self._locked_share(chosen, table)
+        sentence = self._sentence(chosen, "locked", before, after)
+        return Change(before, after, self._shared(chosen), sentence + (f"; {why}" if why else ""))
+
+    def _sentence(self, chosen: Sequence[tuple[int, int]], state: str, before: float, after: float) -> str:
+        what = f"{len(chosen)} {'expert' if len(chosen) == 1 else 'experts'} of {self._size(chosen):,} bytes"
+        if np.isnan(before) or np.isnan(after):
+            return f"{what}: how much is {state} is not told ({self.reason or 'not available here'})"
+        return f"{what}: {before:.1%} {state} before, {after:.1%} now"
 
     def _chosen(self, layer: Which, expert: Which) -> list[tuple[int, int]]:
         """(row, expert) of those asked for."""
@@ -345,7 +352,8 @@ class _Held:
         self._model = model
 
     def __enter__(self) -> None:
-        self._view = self._model.weights[next(iter(self._model.weights))]
+        weights = self._model.weights  # a view of an aligned weight is a lease on the mappings
+        self._view = weights[next((name for name in weights if weights.describe(name).aligned), "embed")]
 
     def __exit__(self, *_: object) -> None:
         del self._view
@@ -369,13 +377,15 @@ def _tensors(model: Any) -> tuple[dict[tuple[int, int], dict[str, list[Span]]], 
     return spans, replaced
 
 
-def _reason(file: str, address: int, n_bytes: int) -> str:
+def _reason(file: str, place: tuple[int, int], table: list[Mapping] | None) -> str:
     """Why nothing can be told of a file; empty when it can."""
     status, reason = _cachelab.residency_told(os.fsencode(file))
     if status != _OK:
         return str(reason)
-    backed = joined((m.start, m.stop) for m in mappings() or () if m.inode)
-    return "" if covered([(address, address + n_bytes)], backed) == n_bytes else f"{file} is not mapped from a file"
+    address, n_bytes = place
+    backed = joined((m.start, m.stop) for m in table or () if m.inode)
+    inside = table is None or covered([(address, address + n_bytes)], backed) == n_bytes
+    return "" if inside else f"{file} is not mapped from a file"
 
 
 def _locked_spans(table: list[Mapping] | None) -> list[Span]:
@@ -397,14 +407,15 @@ def _numbers(name: str, asked: Which, valid: Sequence[int]) -> list[int]:
     out = []
     for number in several:
         if not is_whole(number) or number not in valid:
-            raise ArgumentError(f"there is no {name} {number!r:.80} with experts; {_range_of(name, valid)}")
+            raise ArgumentError(f"there is no {name} {number!r:.80}{_range_of(name, valid)}")
         out.append(int(number))
     return sorted(set(out))
 
 
 def _range_of(name: str, valid: Sequence[int]) -> str:
-    if not valid:
-        return f"the model has no {name} with experts"
+    """The end of a sentence: which there are."""
+    if len(valid) == 0:
+        return f" with experts: the model has no such {name}"
     if list(valid) == list(range(valid[0], valid[-1] + 1)):
-        return f"{name}s are {valid[0]} to {valid[-1]}"
-    return f"{name}s with experts are {', '.join(map(str, valid))}"
+        return f"; {name}s are {valid[0]} to {valid[-1]}"
+    return f" with experts; {name}s with experts are {', '.join(map(str, valid))}"
