@@ -6,6 +6,11 @@
 #include "../utils/mapguard.h"
 #include "handles.h"
 
+colibri_status colibri_session_observe(colibri_session *session, colibri_observer observer, void *user, colibri_message *message)
+{
+    return session_observe(session->inner, observer, user, message);
+}
+
 colibri_status colibri_session_begin(colibri_session *session, const int32_t *ids, int64_t n, colibri_message *message)
 {
     return session_begin(session->inner, ids, n, message);

@@ -81,14 +81,26 @@ static bool compute(session *s, colibri_place p)
     return true;
 }
 
-bool run_stage(session *s, colibri_place p)
+static bool compute_within_boundary(session *s, colibri_place p)
 {
-    if (p.stage == COLIBRI_STAGE_ATTENTION || p.stage == COLIBRI_STAGE_NORM) /* where a layer ends */
-        s->machine.done = pass_done(s, p);
     if (s->machine.boundary == NULL)
         return compute(s, p);
     boundary_begin_stage(&s->boundary, p.layer, s->tile_first);
     return compute(s, p) && boundary_end_stage(&s->boundary, true);
+}
+
+bool run_stage(session *s, colibri_place p)
+{
+    if (p.stage == COLIBRI_STAGE_ATTENTION || p.stage == COLIBRI_STAGE_NORM) /* where a layer ends */
+        s->machine.done = pass_done(s, p);
+    if (s->observer == NULL)
+        return compute_within_boundary(s, p);
+    colibri_stage_event event = {p, s->tile_first, s->tile_tokens, true};
+    s->observer(s->observer_user, &event);
+    bool complete = compute_within_boundary(s, p);
+    event.begins = false;
+    s->observer(s->observer_user, &event);
+    return complete;
 }
 
 bool forward(session *s, const int32_t *ids, int64_t n)

@@ -277,6 +277,15 @@ void session_leave(session *s)
     atomic_store_release(&s->busy, 0);
 }
 
+colibri_status session_observe(session *s, colibri_observer observer, void *user, colibri_message *message)
+{
+    TRY(session_enter(s, message));
+    s->observer = observer;
+    s->observer_user = user;
+    session_leave(s);
+    return COLIBRI_OK;
+}
+
 /* ---- feed ------------------------------------------------------------------------------------------------------------------ */
 
 static colibri_status check_ids(const session *s, const int32_t *ids, int64_t n, colibri_message *message)

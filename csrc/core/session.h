@@ -45,6 +45,9 @@ typedef struct session {
     bool open;               /* a stepped pass (stepping.h) stands between two stages, before `next` */
     colibri_place next;
 
+    colibri_observer observer; /* told of every stage; NULL: nobody */
+    void *observer_user;
+
     bool began_next;         /* that stage was interrupted: what it writes is no longer what it was */
     bool shown;              /* somebody was given a view of open rows */
 } session;
@@ -56,6 +59,8 @@ void session_free(session *s); /* accepts NULL; blocks with leases live on */
 
 colibri_status session_feed(session *s, const int32_t *ids, int64_t n, colibri_progress progress, void *user,
                             colibri_message *message);
+
+colibri_status session_observe(session *s, colibri_observer observer, void *user, colibri_message *message);
 
 /* For whoever changes a session: BUSY when another thread is inside. */
 colibri_status session_enter(session *s, colibri_message *message);

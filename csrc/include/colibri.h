@@ -382,6 +382,20 @@ typedef struct colibri_place {
     int64_t expert; /* -1 at every other stage */
 } colibri_place;
 
+/* What is told of a stage of a pass, run through or stepped. */
+typedef struct colibri_stage_event {
+    colibri_place place; /* expert: -1 where one stage takes all of them */
+    int64_t first, n;    /* the tokens that it computes; a long pass runs in tiles, each of which has all stages */
+    bool begins;         /* false: it has ended, complete or interrupted */
+} colibri_stage_event;
+
+/* Called as each stage begins and again as it ends, on the thread that called feed or step. No result depends on it. It may look at
+ * the clock; it may not use the session. */
+typedef void (*colibri_observer)(void *user, const colibri_stage_event *event);
+
+/* From the next pass or step on; NULL turns it off. Forks have none. BUSY when another thread is inside the session. */
+colibri_status colibri_session_observe(colibri_session *session, colibri_observer observer, void *user, colibri_message *message);
+
 /* Opens a pass of these tokens; nothing is computed yet. Errors as of feed. The pass runs as one tile: ARGUMENT when that has
  * fewer rows. BUSY when a pass is open already, as of feed and move. */
 colibri_status colibri_session_begin(colibri_session *session, const int32_t *ids, int64_t n, colibri_message *message);
