@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from colibri_lab.loading import load_trace
     from colibri_lab.model import Model, open
     from colibri_lab.places import Where
+    from colibri_lab.profiling import profile
     from colibri_lab.progress import show_progress
     from colibri_lab.session import Pass, Session
     from colibri_lab.stepper import Stepper
@@ -96,6 +97,7 @@ __all__ = [
     "nan",
     "numerics",
     "open",
+    "profile",
     "record",
     "routing",
     "show_progress",
@@ -114,6 +116,7 @@ _LAZY = {
     "routing": "routing", "cache": "cache", "numerics": "numerics", "testing": "testing", "show_progress": "progress",
     "ConditionError": "conditions", "Stepper": "stepper", "Where": "places", "Comparison": "compare",
     "exercises": "exercises", "record": "record", "Emulation": "emulation",
+    "profile": "profiling",
     "Diff": "difference.result", "diff": "difference.verdict", "tolerance": "difference.tolerance",
 }  # fmt: skip
 

@@ -105,6 +105,23 @@ static std::unique_ptr<Session> fork_session(Session &session, int64_t n_tokens)
     return fork;
 }
 
+// An object of another compiled module: its observer() is a capsule of the argument, whose context is a colibri_observer.
+static void observe(Session &session, py::object observer)
+{
+    colibri_observer function = nullptr;
+    void *argument = nullptr;
+    if (!observer.is_none()) {
+        const py::object capsule = observer.attr("observer")();
+        argument = PyCapsule_GetPointer(capsule.ptr(), "colibri_observer");
+        if (argument == nullptr)
+            throw py::error_already_set();
+        function = reinterpret_cast<colibri_observer>(PyCapsule_GetContext(capsule.ptr()));
+    }
+    colibri_message message;
+    check(colibri_session_observe(session.get(), function, argument, &message), message);
+    session.observer = std::move(observer);
+}
+
 void bind_stepping(py::class_<Session> &session)
 {
     session.def("begin", &begin, py::arg("ids"), "Opens a pass of these tokens; nothing is computed yet.")
@@ -116,6 +133,7 @@ void bind_stepping(py::class_<Session> &session)
         .def("open_edit", &open_edit, py::arg("kind"), py::arg("layer"), py::arg("expert"))
         .def("open_write", &open_write, py::arg("kind"), py::arg("layer"), py::arg("expert"), py::arg("rows"))
         .def("route_again", &route_again, py::arg("gate_mode"), py::arg("k"), py::arg("first"), py::arg("count"), py::arg("keep_ids"))
+        .def("observe", &observe, py::arg("observer"), "Tells it of every stage as it begins and ends; None: nobody.")
         .def("fork", &fork_session, py::arg("n_tokens"), "A session of its own with a copy of the closed rows up to n_tokens.")
         .def("move", &without_gil<&colibri_session_move>, "Away from every view of the tape: a fresh block, when there is one.");
 }

@@ -18,6 +18,7 @@ struct Model {
 
 struct Session {
     std::unique_ptr<colibri_session, decltype(&colibri_session_release)> handle{nullptr, &colibri_session_release};
+    py::object observer; // whose memory the session writes to as stages begin and end
 
     colibri_session *get() const { return handle.get(); }
 };
