@@ -8,6 +8,7 @@ Slots without an expert (id −1) request nothing. Ids alone are needed, so any 
 """
 
 from colibri_lab.cache.curves import miss_ratio_curve, stack_distances
+from colibri_lab.cache.key_values import KeyValueCache, keys
 from colibri_lab.cache.lookahead import look_ahead
 from colibri_lab.cache.pages import Change, Residency, residency
 from colibri_lab.cache.plans import Plan, plan
@@ -15,6 +16,6 @@ from colibri_lab.cache.prefetching import Prefetch, prefetch_quality
 from colibri_lab.cache.substitution import Substitution, substitute
 
 __all__ = [
-    "Change", "Plan", "Prefetch", "Residency", "Substitution", "look_ahead", "miss_ratio_curve", "plan",
-    "prefetch_quality", "residency", "stack_distances", "substitute",
+    "Change", "KeyValueCache", "Plan", "Prefetch", "Residency", "Substitution", "keys", "look_ahead",
+    "miss_ratio_curve", "plan", "prefetch_quality", "residency", "stack_distances", "substitute",
 ]  # fmt: skip

@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from colibri_lab.cache.plans import Plan, checked_count
 from colibri_lab.errors import ArgumentError, NotCapturedError
-from colibri_lab.progress import Progress, shown
+from colibri_lab.progress import Progress
 from colibri_lab.trace import HasTrace, Trace, trace_of
 
 Array = NDArray[Any]
 
 _ROWS = 1024  # tokens worked on at a time
-_FED = 512  # tokens of a pass of the replay: bounds scratch memory; the bytes are the same
 
 
 def look_ahead(
@@ -95,18 +94,9 @@ def _again(trace: Trace, model: Any, taps: list[str], progress: Progress) -> Tra
             f"'{taps[0]}' was not captured, and a run with edits is not repeated: capture {', '.join(taps[:2])} …, or "
             'capture="all"'
         )
-    from colibri_lab.nan.replay import emulation_of  # here: analyses of ids alone need nothing of it
+    from colibri_lab.nan.replay import emulation_of, feed  # here: analyses of ids alone need nothing of it
 
     mode, emulation = trace.meta.get("gate_mode"), emulation_of(trace)
     session = model.session(taps, max_tokens=max(len(trace.ids), 1), gate_mode=mode, emulate=emulation)
-    with shown(progress, len(trace.ids), "tokens", "replay") as report:
-        for start in range(0, len(trace.ids), _FED):
-            part = trace.ids[start : start + _FED]
-
-            def done(share: float, start: int = start, size: int = len(part)) -> None:
-                if report is not None:
-                    report((start + share * size) / len(trace.ids))
-
-            session.feed(part, progress=done)
-            done(1.0)
+    feed(session, trace.ids, progress, "replay")
     return trace_of(session)

@@ -11,7 +11,7 @@ from colibri_lab.nan.source import Source
 from colibri_lab.progress import Progress, shown
 from colibri_lab.trace import Trace
 
-__all__ = ["emulation_of", "is_complete", "obstacle", "replay", "watched"]
+__all__ = ["emulation_of", "feed", "is_complete", "obstacle", "replay", "watched"]
 
 _CHUNK = 512  # tokens of a pass of the replay: bounds scratch memory; the bytes are the same
 _WEIGHTS = 1 << 26  # bytes of attention weights that are captured as well
@@ -61,14 +61,14 @@ def replay(source: Source, progress: Progress) -> Source:
         tokens = watched(source, progress).table["token"]
         n = int(tokens[tokens >= 0].min(initial=n - 1)) + 1
         session = _session(source, ["all"], n)
-    _feed(session, source.trace.ids[:n], progress, "replay")
+    feed(session, source.trace.ids[:n], progress, "replay")
     return Source(session.trace(), source.model, session.watch)
 
 
 def watched(source: Source, progress: Progress) -> Any:
     """The watch table of the same tokens: whether anything was not finite, at next to no memory."""
     session = _session(source, ["logits"], len(source.trace.ids))
-    _feed(session, source.trace.ids, progress, "watch")
+    feed(session, source.trace.ids, progress, "watch")
     return session.watch
 
 
@@ -79,7 +79,8 @@ def _session(source: Source, capture: list[str], n: int) -> Any:
     )
 
 
-def _feed(session: Any, ids: list[int], progress: Progress, label: str) -> None:
+def feed(session: Any, ids: list[int], progress: Progress, label: str) -> None:
+    """Feeds a session in passes that bound scratch memory, as one call to whoever looks at the progress."""
     with shown(progress, len(ids), "tokens", label) as report:
         for start in range(0, len(ids), _CHUNK):
             part = ids[start : start + _CHUNK]
@@ -89,3 +90,4 @@ def _feed(session: Any, ids: list[int], progress: Progress, label: str) -> None:
                     report((start + share * size) / len(ids))
 
             session.feed(part, progress=done)
+            done(1.0)
