@@ -228,7 +228,7 @@ def main() -> int:
         say(f"the engine does not start: {missing[OURS]}")
         return 1
     try:
-        limits.compile_c(limits.SOURCES / "limits.c", given.cache, "-shared", "-fPIC")
+        limits.measuring_library(given.cache)
     except OSError as error:
         missing["the machine's limits"] = str(error)
     for name, reason in missing.items():

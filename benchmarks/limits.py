@@ -1,5 +1,5 @@
-"""limits.py: what the machine can do: bytes read and multiply-adds per second, through a small C library compiled at
-first use.
+"""limits.py: what the machine can do: bytes read and multiply-adds per second, through csrc/cachelab, compiled at first
+use.
 
 The read ceiling walks the mapped weight files as tokens do: all matrices of a layer in their order, of its experts as
 many as a token chooses (drawn anew each time), every matrix split by rows over the threads. How many places a thread
@@ -23,6 +23,8 @@ import numpy as np
 from models import made
 
 SOURCES = Path(__file__).parent / "c"
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+MEASURING = [CSRC / "cachelab" / "limits.c", CSRC / "cachelab" / "fma.c"]
 NATIVE = ("-march=native", "-mcpu=native", "-O3")  # the first that the compiler takes; the last says nothing new
 WAYS = [(streams, ahead) for streams in (1, 2, 4, 8) for ahead in (0, 512, 2048)]
 TRIALS = 3
@@ -64,15 +66,25 @@ def compile_c(source: Path, cache: Path, *arguments: str, depends: bytes = b"") 
     return made(target, build)
 
 
+def measuring_library(cache: Path) -> Path:
+    """The workbench's own measurement of a machine (colibri_cachelab.h), as a shared library. Raises OSError."""
+    if not all(source.is_file() for source in MEASURING):
+        raise FileNotFoundError("the engine's sources are not here; run the suite in the source tree")
+    first, *others = map(str, MEASURING)
+    flags = ("-shared", "-fPIC", "-D_POSIX_C_SOURCE=200809L", f"-I{CSRC / 'include'}")
+    depends = b"".join(path.read_bytes() for path in (*MEASURING, *sorted((CSRC / "include").glob("*.h"))))
+    return compile_c(Path(first), cache, *others, *flags, depends=depends)
+
+
 class Limits:
     """The read stream and the multiply-adds of this machine, for the weights of one model."""
 
     def __init__(self, cache: Path) -> None:
-        self._library = ctypes.CDLL(str(compile_c(SOURCES / "limits.c", cache, "-shared", "-fPIC")))
-        self._library.read_seconds.restype = ctypes.c_double
-        self._library.read_seconds.argtypes = (ctypes.POINTER(Range), ctypes.c_int64, *[ctypes.c_int] * 3)
-        self._library.fma_rate.restype = ctypes.c_double
-        self._library.fma_rate.argtypes = (ctypes.c_int, ctypes.c_int64)
+        library = ctypes.CDLL(str(measuring_library(cache)))
+        self._read_seconds, self._fma_rate = library.cachelab_read_seconds, library.cachelab_fma_rate
+        self._read_seconds.restype = self._fma_rate.restype = ctypes.c_double
+        self._read_seconds.argtypes = (ctypes.POINTER(Range), ctypes.c_int64, *[ctypes.c_int] * 3)
+        self._fma_rate.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int64)
         self._mapped: dict[str, np.ndarray[Any, Any]] = {}
         self._steps: list[dict[str, Any]] = []
         self._ways: dict[int, tuple[int, int]] = {}
@@ -112,7 +124,7 @@ class Limits:
 
     def fma_gflops(self, threads: int) -> float:
         """Multiply-adds now, in GFLOP/s (each counts as two operations)."""
-        return float(self._library.fma_rate(threads, FMA_ROUNDS)) * 1e-9
+        return float(self._fma_rate(None, threads, FMA_ROUNDS)) * 1e-9
 
     def _stream(self, threads: int, way: tuple[int, int], tokens: int) -> float:
         matrices = [
@@ -128,7 +140,7 @@ class Limits:
         ranges = (Range * len(matrices))()
         for place, (file, offset, rows, row_bytes) in zip(ranges, matrices, strict=True):
             place.data, place.rows, place.row_bytes = self._mapped[file].ctypes.data + offset, rows, row_bytes
-        seconds = float(self._library.read_seconds(ranges, len(matrices), threads, *way))
+        seconds = float(self._read_seconds(ranges, len(matrices), threads, *way))
         if seconds <= 0:
             raise OSError(f"{threads} threads could not be made")
         return seconds

@@ -24,7 +24,7 @@ def engine_file(name: str, folder: str = FOLDER, *variables: str) -> Path:
 
 
 def on_engine(name: str, cache: Path, *objects: Path, flags: tuple[str, ...] = ()) -> Path:
-    """c/NAME.c with the engine; `objects` stand in for those of the same name in its library."""
+    """c/NAME.c with the engine; `objects` go before its library: instead of those of the same name, or beside them."""
     parts = (*objects, engine_file("libcolibri.a"))
     flags = (*DEFINES, f"-I{ROOT / 'csrc' / 'include'}", *flags)
     depends = b"".join(part.read_bytes() for part in parts)

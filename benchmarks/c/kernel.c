@@ -10,10 +10,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "../../csrc/include/colibri_cachelab.h"
 #include "../../csrc/kernels/kernels.h"
 #include "../../csrc/utils/threads.h"
 #include "clock.h"
-#include "fma_peak.h"
 
 enum { MAX_ROWS = 64, WIDE = 3584, NARROW = 1024 };
 
@@ -25,6 +25,7 @@ typedef struct job {
     const float *x;
     float *room, *out; /* room: of each thread, for a product: scratch, packed rows */
     int64_t rows, fma_rounds;
+    double operations[COLIBRI_MAX_THREADS];
     volatile float sink[COLIBRI_MAX_THREADS];
 } job;
 
@@ -38,7 +39,7 @@ static void multiply(void *argument, int64_t first, int64_t last, int thread) {
 static void fma_only(void *argument, int64_t first, int64_t last, int thread) {
     job *j = argument;
     (void)last;
-    j->sink[thread] = fma_chains(j->fma_rounds, (float)(first + 1));
+    j->sink[thread] = cachelab_fma_chains(NULL, j->fma_rounds, (float)(first + 1), &j->operations[first]);
 }
 
 static double peak(threads *pool, job *j) { /* GFLOP/s */
@@ -46,7 +47,7 @@ static double peak(threads *pool, job *j) { /* GFLOP/s */
     j->fma_rounds = 20000000;
     const double begin = now();
     threads_run(pool, fma_only, j, n);
-    return fma_operations(j->fma_rounds) * n / (now() - begin) * 1e-9;
+    return j->operations[0] * n / (now() - begin) * 1e-9;
 }
 
 static void measure(threads *pool, job *j, unsigned char *weights, size_t n_bytes, colibri_dtype dtype, int64_t cols,

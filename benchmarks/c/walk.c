@@ -5,14 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fma_peak.h"
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
 
-enum { EXPERTS = 64, CHOSEN = 8, WIDTH = 512, HIDDEN = 1024, MATRIX = WIDTH * HIDDEN, LANES = FMA_LANES };
+enum { EXPERTS = 64, CHOSEN = 8, WIDTH = 512, HIDDEN = 1024, MATRIX = WIDTH * HIDDEN, LANES = VECTOR_BYTES / 4 };
 
 static float row_product(const float *w, const float *x, int n) {
-    fma_vector sum = {0};
+    vector sum = {0};
     for (int i = 0; i < n; i += LANES) {
-        fma_vector a, b;
+        vector a, b;
         memcpy(&a, w + i, sizeof a);
         memcpy(&b, x + i, sizeof b);
         sum += a * b;

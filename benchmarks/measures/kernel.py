@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator
 
 from harness import Cell, Sample
+from limits import MEASURING
 from programs import on_engine
 from suite import Plan
 
@@ -21,7 +22,7 @@ MEGABYTES = 144  # at least 128 MiB, more than any cache here holds
 
 
 def run(plan: Plan, megabytes: int = MEGABYTES) -> Iterator[Cell]:
-    program = on_engine("kernel", plan.cache)
+    program = on_engine("kernel", plan.cache, MEASURING[1])
     for threads in plan.threads:
         cells: dict[tuple[str, int, int], Cell] = {}
         for _ in range(plan.process_rounds):
