@@ -183,8 +183,8 @@ def test_blind_prefetch_lies_on_its_null_lines() -> None:
 
 def test_what_makes_no_sense_is_refused_by_name() -> None:
     trace = synthetic_trace(1, 4, 2, 3)
-    with pytest.raises(ArgumentError, match="'lru' or 'belady', not 'lfu'"):
-        cache.miss_ratio_curve(trace, "lfu")
+    with pytest.raises(ArgumentError, match="no policy 'slur'; did you mean 'slru'"):
+        cache.miss_ratio_curve(trace, "slur")
     with pytest.raises(ArgumentError, match="'layer' or 'global', not 'all'"):
         cache.stack_distances(trace, "all")
     with pytest.raises(ArgumentError, match=r"shape \(1, 3, any\)"):

@@ -12,10 +12,13 @@ from colibri_lab.cache.key_values import KeyValueCache, keys
 from colibri_lab.cache.lookahead import look_ahead
 from colibri_lab.cache.pages import Change, Residency, residency
 from colibri_lab.cache.plans import Plan, plan
+from colibri_lab.cache.policies import POLICIES
 from colibri_lab.cache.prefetching import Prefetch, prefetch_quality
+from colibri_lab.cache.simulation import Counts, Simulation, simulate
 from colibri_lab.cache.substitution import Substitution, substitute
 
 __all__ = [
-    "Change", "KeyValueCache", "Plan", "Prefetch", "Residency", "Substitution", "keys", "look_ahead",
-    "miss_ratio_curve", "plan", "prefetch_quality", "residency", "stack_distances", "substitute",
+    "POLICIES", "Change", "Counts", "KeyValueCache", "Plan", "Prefetch", "Residency", "Simulation", "Substitution",
+    "keys", "look_ahead", "miss_ratio_curve", "plan", "prefetch_quality", "residency", "simulate",
+    "stack_distances", "substitute",
 ]  # fmt: skip

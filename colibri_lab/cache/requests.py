@@ -1,20 +1,29 @@
-"""The requests that a trace makes of a cache of experts, as streams of keys."""
+"""The requests that a trace makes of a cache of experts, in pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_lab.errors import ArgumentError
+from colibri_lab.cache._compiled import cachelab
+from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.routing.streaming import expert_ids
 from colibri_lab.trace import Trace
 
 Scope = Literal["layer", "global"]
+Passes = Literal["trace"] | Sequence[int] | None
 Whole = NDArray[np.int64]
+Ids = NDArray[np.int32]
 
+_STEP = 1 << 14  # tokens counted at a time
+_IN_MEMORY = 1 << 26  # bytes of next uses; more go to a temporary file
+NEVER = np.iinfo(np.int32).max  # a next use that does not come
 
 
 def streams(trace: Trace, scope: Scope) -> Iterator[slice]:
@@ -28,7 +37,109 @@ def streams(trace: Trace, scope: Scope) -> Iterator[slice]:
         yield slice(0, layers)
 
 
-def keys_of(trace: Trace, rows: slice, tokens: slice) -> Whole:
-    """(tokens, layers, k) keys of the requests of some layers: number of the layer among them · E + expert, or −1."""
-    ids = np.stack([expert_ids(trace, layer, tokens) for layer in trace.moe_layers[rows]], axis=1)
-    return np.where(ids >= 0, ids + np.arange(ids.shape[1])[:, None] * trace.num_experts, -1)
+def bounds_of(trace: Trace, passes: Passes) -> Whole | None:
+    """First tokens of the passes and the number of tokens at the end; None: every token is one.
+
+    Raises ArgumentError when token counts are none, or do not add up to the trace.
+    """
+    if passes is None:
+        return None
+    tokens = len(trace.ids)
+    if isinstance(passes, str):
+        if passes != "trace":
+            raise ArgumentError(f"passes are None, 'trace' or a list of token counts, not {passes!r:.80}")
+        return np.array([start for start, _ in trace.passes] + [tokens], np.int64)
+    counts = list(passes)
+    if not all(is_whole(n) and n >= 1 for n in counts) or sum(counts) != tokens:
+        raise ArgumentError(f"passes are counts of 1 or more that add up to {tokens} tokens; these are {counts!r:.80}")
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+
+def profile_of(trace: Trace) -> Whole:
+    """(Lm, E) how often a trace asks for each expert."""
+    uses = np.zeros((len(trace.moe_layers), trace.num_experts), np.int64)
+    for row, layer in enumerate(trace.moe_layers):
+        for start in range(0, len(trace.ids), _STEP):
+            ids = expert_ids(trace, layer, slice(start, start + _STEP))
+            uses[row] += np.bincount(ids[ids >= 0], minlength=trace.num_experts)
+    return uses
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What the layers `rows` of a trace ask of the cache that they share."""
+
+    trace: Trace
+    rows: slice
+    bounds: Whole | None
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return len(self.trace.ids)
+
+    @property
+    def layers(self) -> list[int]:
+        """Numbers of the layers that share the cache."""
+        return self.trace.moe_layers[self.rows]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, experts and slots."""
+        return len(self.layers), self.trace.num_experts, self.trace.top_k
+
+    def spans(self, requests: int, cuts: Iterable[int] = ()) -> list[tuple[int, int]]:
+        """Token rows [start, stop) of about so many requests each, cut also at `cuts`."""
+        step = max(1, requests // (len(self.layers) * self.trace.top_k))
+        edges = sorted({*range(0, self.tokens, step), *cuts, self.tokens})
+        return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+
+    def passes(self, start: int, stop: int) -> Whole:
+        """(stop − start + 1) number of the pass of each token, and of the one at `stop`."""
+        tokens = np.arange(start, stop + 1)
+        return tokens if self.bounds is None else np.searchsorted(self.bounds, tokens, "right") - 1
+
+    def pass_of(self, token: int) -> tuple[int, int]:
+        """Tokens [start, stop) of the pass that holds `token`."""
+        if self.bounds is None:
+            return token, token + 1
+        number = int(np.searchsorted(self.bounds, token, "right"))
+        return int(self.bounds[number - 1]), int(self.bounds[number])
+
+    def ids(self, start: int, stop: int) -> Ids:
+        """(layers, tokens, k) expert ids, −1 where a slot has none."""
+        arrays = [self.trace[f"layers.{layer}.moe.expert_ids"][start:stop] for layer in self.layers]
+        if len(arrays) == 1:
+            return np.ascontiguousarray(arrays[0], np.int32)[None]
+        return np.stack([np.asarray(array, np.int32) for array in arrays])
+
+
+class Future:
+    """When each request's expert is asked for again, by pass number: written backwards, read forwards, in a file when
+    it is long. A context manager.
+    """
+
+    def __init__(self, requests: Requests, spans: Sequence[tuple[int, int]]) -> None:
+        layers, experts, k = requests.shape
+        self._row = layers * k * 4
+        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
+        self._shape = (layers, -1, k)
+        last, following = np.full((2, layers, experts), NEVER, np.int32)
+        for start, stop in reversed(spans):
+            ids, passes = requests.ids(start, stop), requests.passes(start, stop)[:-1]
+            found = [cachelab.next_uses(ids[n], passes, last[n], following[n]) for n in range(layers)]
+            self._file.seek(start * self._row)
+            self._file.write(np.stack(found).tobytes())
+        self.first: Ids = last.reshape(-1)
+
+    def read(self, start: int, stop: int) -> Ids:
+        """(layers, tokens, k) for the tokens of a span."""
+        self._file.seek(start * self._row)
+        data = self._file.read((stop - start) * self._row)
+        return np.frombuffer(data, np.int32).reshape(self._shape)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        self._file.close()

@@ -13,17 +13,115 @@
 extern "C" {
 #endif
 
-/* ---- 1. reuse distances ---------------------------------------------------------------------------------------------------- */
+/* ---- 1. requests ----------------------------------------------------------------------------------------------------------- */
 
-/* Keys in the order of their last use, the latest first. */
-typedef struct cachelab_recency {
-    int32_t *order; /* [n_keys] */
-    int64_t n_keys, n_used;
-} cachelab_recency;
+/* A key is layer * n_experts + expert, of the layers that share a cache. A piece holds some tokens of a trace, of all these layers.
+ * Slots with -1 request nothing; so do those that name an expert again within its token and layer. All ids must lie below n_experts:
+ * whoever fills a piece checks them. */
+typedef struct cachelab_piece {
+    int64_t n_tokens, first_token;
+    const int64_t *passes; /* [n_tokens + 1]: number of the pass of each token, and of the one after the piece (-1: there is none) */
+    const int32_t *ids;    /* [n_layers, n_tokens, k] */
+    const int32_t *next;   /* the same shape: the pass that asks for the key next, or CACHELAB_NEVER; NULL where no policy looks ahead */
+    const int32_t *ahead;  /* [n_layers, n_tokens, n_ahead]: fetched ahead for the token; NULL: nothing is */
+    const uint8_t *late;   /* the same shape: 1 where the fetch came after the expert was needed; NULL: none did */
+} cachelab_piece;
 
-/* Sets of k requests each, keys 0 .. n_keys - 1, -1 for none; those of a set are distinct. depths [n_sets, k]: how many other keys
- * were used since the last use of the same one, as the set begins; -1 at a first use, -2 where there is no request. */
-void cachelab_depths(cachelab_recency *recency, const int32_t *keys, int64_t n_sets, int64_t k, int32_t *depths);
+#define CACHELAB_NEVER INT32_MAX
+
+/* For a piece of one layer, read backwards from the last to the first: the pass that asks for each id next. last and next [n_experts]
+ * carry over; both begin as CACHELAB_NEVER. In the end `last` holds the pass of each expert's first use. */
+void cachelab_next_uses(const int32_t *ids, const int64_t *passes, int64_t n_tokens, int64_t k, int32_t *last, int32_t *next,
+                        int32_t *out);
+
+/* ---- 2. reuse distances ---------------------------------------------------------------------------------------------------- */
+
+typedef struct cachelab_recency cachelab_recency;
+
+/* NULL when there is no memory. */
+cachelab_recency *cachelab_recency_new(int32_t n_layers, int32_t n_experts, int32_t k);
+void cachelab_recency_free(cachelab_recency *recency);
+
+/* Every token is a set of its own, layer after layer. How many other keys were used since the last use of the same one, as the set
+ * begins: depths [n_layers, n_tokens, k], -1 at a first use, -2 where there is no request; or NULL. counts [keys + 1] grows by one at
+ * the distance of each request, first uses in the last place; or NULL. */
+void cachelab_recency_feed(cachelab_recency *recency, const int32_t *ids, int64_t n_tokens, int32_t *depths, int64_t *counts);
+
+/* ---- 3. policies ----------------------------------------------------------------------------------------------------------- */
+
+/* What each does is said in colibri_lab/cache/policies.py, in this order. */
+typedef enum cachelab_policy {
+    CACHELAB_LRU,
+    CACHELAB_LFU,
+    CACHELAB_FIFO,
+    CACHELAB_CLOCK,
+    CACHELAB_SLRU,
+    CACHELAB_LFRU,
+    CACHELAB_LRU_K,
+    CACHELAB_ARC,
+    CACHELAB_LEAST_STALE,
+    CACHELAB_STATIC,
+    CACHELAB_BELADY,
+    CACHELAB_N_POLICIES
+} cachelab_policy;
+
+typedef struct cachelab_setup {
+    cachelab_policy policy;
+    int32_t n_layers, n_experts; /* layers that share the cache; n_layers * n_experts is at most CACHELAB_MAX_KEYS */
+    int32_t k, n_ahead;          /* slots of a token and layer; those of its prefetch */
+    const int64_t *sizes;        /* [keys] room that each takes; NULL: 1 */
+    const int64_t *bytes;        /* [keys] what it costs to read each; NULL: 1 */
+    const int64_t *uses;         /* [keys] uses in a profile: for CACHELAB_STATIC alone. All three are read while the cache lives */
+    const int32_t *first;        /* [keys] pass of the first use: for CACHELAB_BELADY alone. Copied */
+} cachelab_setup;
+
+#define CACHELAB_MAX_KEYS (1 << 24)
+
+/* ---- 4. one pass for all capacities ---------------------------------------------------------------------------------------- */
+
+/* The policies that rank all keys alike whatever the capacity: lru, lfu, lru-k, least-stale, belady. The cache of C is then that of
+ * C - 1 and one key more (Mattson et al., 1970), so one stack shows all. */
+typedef struct cachelab_stack cachelab_stack;
+
+cachelab_stack *cachelab_stack_new(const cachelab_setup *setup); /* NULL: no memory, or a policy that has no stack */
+void cachelab_stack_free(cachelab_stack *stack);
+
+/* counts [keys + 1] grows by one at the depth of each request: a cache of C hits the depths below C. First uses: last place. */
+void cachelab_stack_feed(cachelab_stack *stack, const cachelab_piece *piece, int64_t *counts);
+
+/* ---- 5. one cache ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct cachelab_sim cachelab_sim;
+
+enum { CACHELAB_REQUESTS, CACHELAB_PIN_HITS, CACHELAB_POLICY_HITS, CACHELAB_PREFETCH_HITS, CACHELAB_LATE_HITS, CACHELAB_MISSES,
+       CACHELAB_FIRST_USES, CACHELAB_NOT_KEPT, CACHELAB_PREFETCHED, CACHELAB_WASTED, CACHELAB_BYTES_READ, CACHELAB_N_COUNTS };
+
+typedef enum cachelab_outcome { CACHELAB_PIN, CACHELAB_HIT, CACHELAB_PREFETCH, CACHELAB_LATE, CACHELAB_MISS } cachelab_outcome;
+
+typedef struct cachelab_event {
+    int64_t token;
+    int32_t slot, key;
+    int32_t outcome, kept; /* kept: whether the key is there when its set ends */
+    int32_t evicted, n_evicted; /* the first key that went for it, or -1; how many went */
+} cachelab_event;
+
+/* limit: in units of `sizes`; places: the same in experts (ARC counts those). NULL when there is no memory. */
+cachelab_sim *cachelab_sim_new(const cachelab_setup *setup, int64_t limit, int64_t places);
+void cachelab_sim_free(cachelab_sim *sim);
+
+/* A key that is there before the first request; false when it finds no room. A pinned one stays for good. */
+bool cachelab_sim_place(cachelab_sim *sim, int32_t key, bool pinned);
+
+/* From now on: what no longer fits goes by the policy's own order. The limit is at least what is pinned. */
+void cachelab_sim_resize(cachelab_sim *sim, int64_t limit, int64_t places);
+
+/* events: room for those of the layer `watched` in this piece (n_experts + n_tokens * k of them), or NULL. Returns how many. */
+int64_t cachelab_sim_feed(cachelab_sim *sim, const cachelab_piece *piece, int32_t watched, cachelab_event *events);
+
+int64_t cachelab_sim_used(const cachelab_sim *sim);   /* units taken */
+int64_t cachelab_sim_pinned(const cachelab_sim *sim); /* those of them for good */
+bool cachelab_sim_holds(const cachelab_sim *sim, int32_t key);
+void cachelab_sim_counts(const cachelab_sim *sim, int64_t *counts); /* [n_layers, 2 (prefill, decode), CACHELAB_N_COUNTS] */
 
 /* ---- pages: which of a mapped file are in memory, and how they come and go ------------------------------------------------- */
 
