@@ -60,7 +60,7 @@ def miss_ratio_curve(
     Policies that rank all experts alike whatever the capacity (lru, lfu, lru-k, least-stale, belady) take one pass for
     all capacities, and their curves never rise (Mattson et al., 1970). The others are simulated at each capacity, which
     takes time in a global cache: name some `capacities`. "belady" is the lower bound of every policy that fetches on
-    demand, as long as experts are of one size and routing stays what it is. "static" takes the trace as its own profile.
+    demand, as long as experts are of one size and routing stays what it is. "static" takes the trace as its profile.
 
     Chance: tokens that choose blindly hit an LRU cache in C/E of the requests once it is warm. `passes` as in
     `simulate`. Memory does not grow with the number of tokens. Raises ArgumentError for another policy or scope or for
@@ -117,9 +117,7 @@ def _distances(requests: Requests, policy: str, alone: bool, report: Report) -> 
         return np.asarray(state.histogram())
 
 
-def _simulated(
-    requests: Requests, policy: str, columns: Whole, hits: Whole, total: Whole, report: Report
-) -> None:
+def _simulated(requests: Requests, policy: str, columns: Whole, hits: Whole, total: Whole, report: Report) -> None:
     """Hits of a cache at each capacity, some of them side by side."""
     layers, experts, k = requests.shape
     uses = profile_of(requests.trace)[requests.rows].ravel() if policy == "static" else None

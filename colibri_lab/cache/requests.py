@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -92,7 +93,7 @@ class Requests:
         """Token rows [start, stop) of about so many requests each, cut also at `cuts`."""
         step = max(1, requests // (len(self.layers) * self.trace.top_k))
         edges = sorted({*range(0, self.tokens, step), *cuts, self.tokens})
-        return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+        return [(a, b) for a, b in pairwise(edges) if a < b]
 
     def passes(self, start: int, stop: int) -> Whole:
         """(stop − start + 1) number of the pass of each token, and of the one at `stop`."""

@@ -140,9 +140,9 @@ def _sizes(trace: Trace, given: int | NDArray[Any] | None) -> Whole | None:
     array = np.asarray(given)
     if array.dtype.kind not in "iu" or array.shape not in ((), shape):
         raise ArgumentError(
-            f"expert_bytes is a whole number, or whole numbers of the shape {shape}; this is {array.dtype} {array.shape}"
+            f"expert_bytes is a whole number or whole numbers {shape}; this is {array.dtype} {array.shape}"
         )
-    if array.size and not (1 <= int(array.min()) and int(array.max()) < 2**40):
+    if array.size and not (int(array.min()) >= 1 and int(array.max()) < 2**40):
         raise ArgumentError(f"an expert has 1 byte to 2^40, not {int(array.min())} to {int(array.max())}")
     return np.ascontiguousarray(np.broadcast_to(array.astype(np.int64), shape))
 

@@ -242,9 +242,7 @@ class Piece:
     arrays: tuple[Any, ...]
 
 
-def _walk(
-    requests: Requests, settings: Settings, stop: int, cuts: tuple[int, ...] = ()
-) -> Iterator[tuple[Any, Piece]]:
+def _walk(requests: Requests, settings: Settings, stop: int, cuts: tuple[int, ...] = ()) -> Iterator[tuple[Any, Piece]]:
     """The cache and the next piece to feed it, up to token `stop`; the capacity changes in between."""
     changes = {requests.pass_of(token)[0]: capacity for token, capacity in settings.resize.items()}
     spans = requests.spans(_STEP, (*cuts, *changes, stop))
@@ -269,7 +267,14 @@ def _start(requests: Requests, settings: Settings, first: NDArray[np.int32] | No
     uses = None if settings.uses is None else settings.uses[rows].ravel()
     slots = 0 if settings.ahead is None else settings.ahead.shape[2]
     caches = cachelab.Caches(
-        NUMBERS[settings.policy], *requests.shape, slots, [limits], settings.sizes(rows), settings.cost(rows), uses, first
+        NUMBERS[settings.policy],
+        *requests.shape,
+        slots,
+        [limits],
+        settings.sizes(rows),
+        settings.cost(rows),
+        uses,
+        first,
     )
     for keys, pinned in ((settings.pin, True), (settings.warm, False)):
         for row, expert in keys:
