@@ -108,7 +108,8 @@ def _counters(profile: Any) -> list[dict[str, str | None]]:
         reason = profile.counters.get(name)
         known = not isinstance(reason, str)
         cells = {phase: _amount(name, _sum(profile, phase, name)) if known else None for phase in ("prefill", "decode")}
-        rows.append({"name": words, **cells, "reason": "" if known else str(reason)})
+        why = "" if known else str(reason).removeprefix("not available here: ")
+        rows.append({"name": words, **cells, "reason": why})
     return rows
 
 

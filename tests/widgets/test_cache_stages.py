@@ -37,7 +37,7 @@ def profile(**seconds: float) -> Any:
         table=table,
         roofline=lambda: np.array(roof, [*columns, ("bound", "U7")]),
         limits=SimpleNamespace(read_bytes_per_s=READ, flops_per_s=FLOPS, threads=2),
-        counters={"cycles": 8e5, **{name: REFUSED for name in COUNTERS[1:]}},
+        counters={"cycles": 8e5, **{name: f"not available here: {REFUSED}" for name in COUNTERS[1:]}},
         tokens=28,
         threads=2,
     )

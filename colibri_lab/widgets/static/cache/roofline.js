@@ -7,7 +7,7 @@ const TOP = 18;
 const FOOT = 34;
 const LEGEND = 132; // beside the plot; below a width it goes under it
 const R = 8; // of a letter's circle
-const TALL = 236;
+const TALL = 300;
 const RING = [[1, 0], [1, 1], [-1, 0], [1, -1], [0, 1], [-1, 1], [-1, -1], [0, -1]]; // where a letter goes whose place is taken
 const HALO = 'style="paint-order:stroke;stroke:var(--card);stroke-width:4px"';
 
@@ -22,12 +22,13 @@ function rooflinePicture(state, width) {
   if (!points.length) return '<p class="q pad">No stage of this run did arithmetic.</p>';
   const beside = width >= 420;
   const at = scales(points, limits, width - (beside ? LEGEND : 12));
+  const marks = places(at, state);
   const names = legend(points);
   const tall = TALL + (beside ? Math.max(0, names.length * 15 + TOP + 40 - TALL) : 16 * Math.ceil(names.length / 3) + 20);
   const where = beside ? (i) => [at.right + 14, TOP + 14 + 15 * i] : (i) => [LEFT + (i % 3) * ((width - LEFT) / 3), TALL + 14 + 16 * Math.floor(i / 3)];
   const key = names.map(([letter, stage], i) => `<text class="${stage === state.slowest ? "b" : "k"}" x="${where(i)[0]}" y="${where(i)[1]}">${letter} ${escape(stage)}</text>`).join("");
   const [x, y] = where(beside ? names.length : 3 * Math.ceil(names.length / 3));
-  return `<svg width="${width}" height="${tall}" viewBox="0 0 ${width} ${tall}" role="img" aria-label="${escape(label(state))}">${ground(at)}${roof(at, limits)}${letters(at, state)}${key}${shapes(x, y, points, beside)}</svg>`;
+  return `<svg width="${width}" height="${tall}" viewBox="0 0 ${width} ${tall}" role="img" aria-label="${escape(label(state))}">${ground(at)}${roof(at, limits, marks)}${drawn(marks, state)}${key}${shapes(x, y, points, beside)}</svg>`;
 }
 
 // Whole powers of two around the points, the limits and their crossing.
@@ -46,33 +47,38 @@ function ground({ x, y, low, high, bottom, top, right }) {
   let s = "";
   const [acrossStep, upStep] = [Math.max(1, Math.round((high - low) / 5)), Math.max(1, Math.round((top - bottom) / 4))];
   for (let k = low; k <= high; k += acrossStep) s += `<path d="M${x(2 ** k)} ${TOP}V${TALL - FOOT}" stroke="var(--line)"/><text x="${x(2 ** k)}" y="${TALL - FOOT + 14}" text-anchor="middle">${power(k)}</text>`;
-  for (let k = Math.ceil(bottom); k <= top; k += upStep) s += `<path d="M${LEFT} ${y(2 ** k * 1e9)}H${right}" stroke="var(--line)"/><text x="${LEFT - 6}" y="${y(2 ** k * 1e9) + 4}" text-anchor="end">${power(k)}</text>`;
+  for (let k = Math.ceil(bottom); k <= top; k += upStep) if (y(2 ** k * 1e9) < TALL - FOOT - 6) s += `<path d="M${LEFT} ${y(2 ** k * 1e9)}H${right}" stroke="var(--line)"/><text x="${LEFT - 6}" y="${y(2 ** k * 1e9) + 4}" text-anchor="end">${power(k)}</text>`;
   return `${s}<text x="${LEFT}" y="${TALL - 4}">FLOP per byte read →</text><text x="2" y="11">GFLOP/s ↑</text>`;
 }
 
-function roof({ x, y, low, bottom, right, crossing }, { read, flops }) {
+function roof({ x, y, low, bottom, right, crossing }, { read, flops }, marks) {
   const start = Math.max(2 ** low, (2 ** bottom * 1e9) / read); // where the slope enters the plot
   const [x0, y0, x1, y1] = [x(start), y(read * start), x(crossing), y(flops)];
-  const angle = (Math.atan2(y1 - y0, x1 - x0) * 180) / Math.PI;
-  const along = `translate(${x0 + 0.42 * (x1 - x0)},${y0 + 0.42 * (y1 - y0) - 7}) rotate(${angle.toFixed(1)})`;
-  return `<path d="M${x0} ${y0}L${x1} ${y1}H${right}" fill="none" stroke="var(--ink)" stroke-width="2"/><text class="k" transform="${along}" text-anchor="middle" ${HALO}>read limit ${giga(read)} GB/s</text><text class="k" x="${right}" y="${y1 - 6}" text-anchor="end" ${HALO}>FMA limit ${giga(flops)} GFLOP/s</text>`;
+  const words = `read limit ${giga(read)} GB/s`;
+  const long = 6.2 * words.length;
+  const ends = [0.9, 0.78, 0.66, 0.54, 0.42].map((t) => [x0 + t * (x1 - x0) - 10, y0 + t * (y1 - y0) + 4]);
+  const clear = ([right, base]) => right - long > LEFT && marks.every(({ place: [a, b] }) => a < right - long - R || a > right + R || Math.abs(b - base + 4) > R + 7);
+  const [end, base] = ends.find(clear) ?? ends[0];
+  return `<path d="M${x0} ${y0}L${x1} ${y1}H${right}" fill="none" stroke="var(--ink)" stroke-width="2"/><text class="k" x="${end}" y="${base}" text-anchor="end" ${HALO}>${words}</text><text class="k" x="${right}" y="${y1 - 6}" text-anchor="end" ${HALO}>FMA limit ${giga(flops)} GFLOP/s</text>`;
 }
 
-// A letter whose place is taken moves aside and keeps a line to its point.
-function letters(at, { points, slowest }) {
-  const taken = [];
-  const free = ([x, y]) => x > LEFT + R && x < at.right - R && y > TOP + R && y < TALL - FOOT - R && taken.every(([a, b]) => Math.hypot(a - x, b - y) > 2 * R + 1);
+// Where each letter stands: at its point, or aside when that place is taken.
+function places(at, { points, slowest }) {
+  const out = [];
+  const free = ([x, y]) => x > LEFT + R && x < at.right - R && y > TOP + R && y < TALL - FOOT - R && out.every(({ place: [a, b] }) => Math.hypot(a - x, b - y) > 2 * R + 1);
   const order = [...points].sort((a, b) => Number(b.stage === slowest) - Number(a.stage === slowest) || b.seconds - a.seconds);
-  let [lines, marks] = ["", ""];
   for (const point of order) {
     const home = [at.x(point.intensity), at.y(point.rate)];
     const ring = [1, 2, 3, 4].flatMap((n) => RING.map(([dx, dy]) => [home[0] + 19 * n * dx, home[1] + 19 * n * dy]));
-    const place = [home, ...ring].find(free) ?? home;
-    taken.push(place);
-    if (place !== home) lines += `<path d="M${home[0]} ${home[1]}L${place[0]} ${place[1]}" stroke="var(--line2)"/><circle cx="${home[0]}" cy="${home[1]}" r="2" fill="var(--ink)"/>`;
-    marks += letter(point, place, point.stage === slowest);
+    out.push({ point, home, place: [home, ...ring].find(free) ?? home });
   }
-  return lines + marks;
+  return out;
+}
+
+// A letter that stands aside keeps a line to its point.
+function drawn(marks, { slowest }) {
+  const lines = marks.filter(({ home, place }) => place !== home).map(({ home: [x, y], place: [a, b] }) => `<path d="M${x} ${y}L${a} ${b}" stroke="var(--line2)"/><circle cx="${x}" cy="${y}" r="2" fill="var(--ink)"/>`);
+  return lines.join("") + marks.map(({ point, place }) => letter(point, place, point.stage === slowest)).join("");
 }
 
 function letter(point, [x, y], filled) {
