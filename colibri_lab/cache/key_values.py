@@ -99,6 +99,10 @@ class KeyValueCache:
         held = np.cumsum(-np.sort(-weights.astype(np.float64), axis=1), axis=1)
         return float(np.mean(1 + (held < share * held[:, -1:]).sum(axis=1)))
 
+    def known(self, layer: int, token: int) -> bool:
+        """Whether `weights` has them without a replay: captured, or kept from the last one."""
+        return f"layers.{layer}.attn.weights" in self._session.tape or self._kept(layer, token) is not None
+
     def report(self) -> str:
         """A plain table: window, reach of the last token and bytes of every layer, and keys it uses where known."""
         last = self.tokens - 1
@@ -113,7 +117,7 @@ class KeyValueCache:
             if last >= 0:
                 first, _ = self.reach(layer, last)
                 reach = f"{first} to {last}, {last - first + 1} keys"
-                used = f"{self.used(layer, last):.1f}" if self._known(layer, last) else "not captured"
+                used = f"{self.used(layer, last):.1f}" if self.known(layer, last) else "not captured"
             lines.append(f"{layer:>5}  {window:>6}  {reach:>26}  {each:>11,}  {each * (last + 1):>14,}  {used:>18}")
         return "\n".join(lines)
 
@@ -127,10 +131,6 @@ class KeyValueCache:
             if not is_whole(number) or not 0 <= number < count:
                 there = f"{name}s are 0 to {count - 1}" if count else "the session is empty; feed it first"
                 raise ArgumentError(f"there is no {name} {number!r:.80}; {there}")
-
-    def _known(self, layer: int, token: int) -> bool:
-        """Can weights be told without a replay?"""
-        return f"layers.{layer}.attn.weights" in self._session.tape or self._kept(layer, token) is not None
 
     def _kept(self, layer: int, token: int) -> Any:
         """The session of the last replay, when it holds these weights."""

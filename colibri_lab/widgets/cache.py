@@ -179,7 +179,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         panels = self._panels
         if panels is None:
             return
-        with self._work, self._working(panels.doing(name, act)) as work:
+        with self._work, self._working(panels.doing(name, act, self.selection)) as work:
             work.begin()
             panels.act(name, act, self.selection, work.hear)
         self._send_panels()

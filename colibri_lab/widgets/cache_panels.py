@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from colibri_lab.errors import ArgumentError, nearest
+from colibri_lab.errors import ArgumentError, ColibriError, nearest
 from colibri_lab.trace import Trace
 from colibri_lab.widgets.cache_data import CacheData
 from colibri_lab.widgets.cache_stages import profile_facts
@@ -32,11 +32,16 @@ _DOING = {
     "unlock": "Letting go of expert {expert} of layer {layer}",
     "refresh": "Asking the system what is in memory",
     "measure": "Measuring each stage",
+    "read": "Running the tokens once more for the attention of layer {layer}",
 }
 _CHANGES = {"warm": "Warm", "drop": "Drop", "lock": "Lock", "unlock": "Unlock"}
+_QUICK = 1 << 32  # parameters times tokens up to which the tokens run again without being asked
 _SHARE = 0.9  # of the attention: the fewest keys that hold it count as used
+_LISTED = 60  # keys that are named
 _TOKENS = 64  # of the prompt that a profile runs, at most
 _NO_MODEL = "This is a recording: the model that made it is not open here. lab.CacheLab(session) shows more."
+_NO_KEYS = "This is a recording: it holds no cached keys. lab.CacheLab(session) shows more."
+_NOT_READ = "Which keys this query uses shows when the tokens have run once more, in a session of its own."
 
 
 class Panels:
@@ -49,17 +54,19 @@ class Panels:
         self._change = ""  # what the last button did, and to which expert
         self._changed: tuple[int, int] | None = None
         self._profile: dict[str, Any] | None = None
+        self._keys: Any = None
 
     def shown(self, selection: Mapping[str, Any]) -> list[tuple[str, Facts]]:
         """(name, (facts, arrays)) of every panel."""
         return [
             ("residency", self._in_memory(selection)),
             ("roofline", (self._profile or {"reason": self._why_not_measured()}, {})),
+            ("keys", self._keys_of(selection)),
         ]
 
-    def doing(self, name: str, act: str) -> str:
+    def doing(self, name: str, act: str, selection: Mapping[str, Any]) -> str:
         """What a button does, as the words shown while it works."""
-        return _DOING.get(act, f"{act} of {name}")
+        return _DOING.get(act, f"{act} of {name}").format(**selection)
 
     def act(self, name: str, act: str, selection: Mapping[str, Any], progress: Any) -> None:
         """Does what a button says. `progress` hears how far it is and may end it by raising.
@@ -68,6 +75,8 @@ class Panels:
         """
         if (name, act) == ("roofline", "measure"):
             self._measure(progress)
+        elif (name, act) == ("keys", "read"):
+            self._read_keys(selection, progress)
         elif name == "residency" and act in (*_CHANGES, "refresh"):
             self._change_memory(act, selection)
         else:
@@ -118,6 +127,34 @@ class Panels:
         self._profile = profile_facts(colibri_lab.profile(self._model, ids, progress=progress))
 
 
+    # ---- keys and values ----
+
+    def _cached(self) -> Any:
+        if self._keys is None:
+            from colibri_lab import cache
+
+            self._keys = cache.keys(self.data.session)
+        return self._keys
+
+    def _keys_of(self, selection: Mapping[str, Any]) -> Facts:
+        session, trace = self.data.session, self.data.trace
+        layer, token = selection["layer"], selection["token"]
+        if session is None or token is None:
+            return {"reason": _NO_KEYS if session is None else "Nothing has run yet: no key is cached."}, {}
+        try:
+            cached = self._cached()
+            if not cached.known(layer, token) and session.model.info["parameters"] * len(trace.ids) > _QUICK:
+                return {"reason": _NOT_READ, "can": True, **cost_facts(cached, trace, layer)}, {}
+            return keys_facts(cached, trace, layer, token)
+        except ColibriError as error:  # a run with edits, memory, another thread at work
+            return {"reason": str(error)}, {}
+
+    def _read_keys(self, selection: Mapping[str, Any], progress: Any) -> None:
+        if self.data.session is None or selection["token"] is None:
+            raise ArgumentError(_NO_KEYS)
+        self._cached().weights(selection["layer"], selection["token"], progress=progress)
+
+
 def _said(act: str, change: Any) -> str:
     """What a change did, with what the system has to say about it."""
     if np.isnan(change.before) or np.isnan(change.after):
@@ -143,38 +180,45 @@ def residency_facts(pages: Any, layers: list[int], change: str = "") -> Facts:
     return facts, arrays | {"size": pages.bytes.astype(np.uint32)}
 
 
+def cost_facts(cached: Any, trace: Trace, layer: int) -> dict[str, Any]:
+    """What the keys and values of a session cost, and how far a query of `layer` sees."""
+    return {
+        "layer": layer,
+        "bytes_per_token": cached.bytes_per_token.tolist(),
+        "total": int(cached.bytes.sum()),
+        "tokens": len(trace.ids),
+        "windows": [None if window < 0 else window for window in cached.window.tolist()],
+    }
+
+
 def keys_facts(cached: Any, trace: Trace, layer: int, token: int) -> Facts:
     """What the query of `token` in `layer` uses of `lab.cache.keys`. Array `weights` (token + 1,) float32: attention by
     position, heads averaged, and `mask` of the fewest positions that hold 90 % of it; `used` has the largest of them.
     """
-    first, last = cached.reach(layer, token)
-    heads = np.asarray(cached.weights(layer, token))
-    weights = np.zeros(token + 1, np.float32)
-    weights[first : last + 1] = heads.mean(axis=0)[-(last + 1 - first) :]
-    used = np.asarray(cached.used(layer, token, share=_SHARE))
-    used = used[np.argsort(-weights[used], kind="stable")]
+    weights = cached.weights(layer, token).mean(axis=0)
+    cost = cost_facts(cached, trace, layer)
+    if not np.isfinite(weights).all():
+        return {"reason": f"The attention of token {token} in layer {layer} is not finite.", **cost}, {}
+    order = np.argsort(-weights, kind="stable")
+    held = np.cumsum(weights[order], dtype=np.float64)
+    count = int((held < _SHARE * held[-1]).sum()) + 1
+    mask = np.zeros(token + 1, np.uint8)
+    mask[order[:count]] = 1
 
     def named(position: int) -> dict[str, Any]:
         text = trace.texts[position] if trace.texts else ""
         return {"position": position, "text": text, "id": int(trace.ids[position]), "weight": float(weights[position])}
 
-    windows = [None if n is None or n < 0 or n >= np.iinfo(np.int32).max else int(n) for n in cached.window]
+    first, last = cached.reach(layer, token)
     facts = {
         "reason": "",
-        "layer": layer,
         "token": token,
         "query": named(token),
-        "first": int(first),
-        "reached": int(last - first + 1),
-        "used": [named(int(position)) for position in used[:100]],
-        "count": len(used),
-        "held": float(weights[used].sum()),
-        "bytes_per_token": [int(n) for n in cached.bytes_per_token],
-        "total": int(np.sum(cached.bytes)),
-        "tokens": len(trace.ids),
-        "windows": windows,
-        "layers": list(trace.layers),
+        "first": first,
+        "reached": last - first + 1,
+        "used": [named(position) for position in order[: min(count, _LISTED)].tolist()],
+        "count": count,
+        "held": float(held[count - 1] / held[-1]),
+        "one_head": cached.used(layer, token, share=_SHARE),
     }
-    mask = np.zeros(token + 1, np.uint8)
-    mask[used] = 1
-    return facts, {"weights": weights, "mask": mask}
+    return facts | cost, {"weights": weights.astype(np.float32), "mask": mask}

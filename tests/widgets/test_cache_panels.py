@@ -49,8 +49,13 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
 
 
 @pytest.fixture
-def opened(pages: Pages) -> Panels:
-    """Panels of a session that has run."""
+def opened(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> Panels:
+    """Panels of a session that has run; its keys are busy."""
+
+    def busy(session: Any) -> Any:
+        raise lab.BusyError("session busy")
+
+    monkeypatch.setattr("colibri_lab.cache.keys", busy)
     trace = lab.testing.synthetic_trace(layers=2, experts=4, tokens=100)
     return panels(trace, SimpleNamespace(model=object()))
 
@@ -62,7 +67,7 @@ def of(found: Panels, name: str, selection: Any = None) -> dict[str, Any]:
 def test_a_recording_says_why_there_is_nothing_to_show() -> None:
     """Every panel has a sentence, and none has numbers."""
     shown = dict(panels(lab.testing.synthetic_trace()).shown(HERE))
-    assert set(shown) == {"residency", "roofline"}
+    assert set(shown) == {"residency", "roofline", "keys"}
     for facts, arrays in shown.values():
         assert facts["reason"].startswith("This is a recording") and not arrays
 
@@ -71,6 +76,7 @@ def test_a_session_that_has_not_run_measures_nothing(opened: Panels) -> None:
     empty = panels(lab.testing.synthetic_trace(tokens=0), opened.data.session)
     nowhere = {"layer": 1, "token": None, "expert": None}
     assert of(empty, "roofline", nowhere)["reason"] == "Nothing has run: feed the session first."
+    assert of(empty, "keys", nowhere)["reason"] == "Nothing has run yet: no key is cached."
     with pytest.raises(lab.ArgumentError, match="feed the session"):
         empty.act("roofline", "measure", nowhere, None)
 
@@ -82,7 +88,7 @@ def test_a_button_acts_on_the_selected_expert_alone(opened: Panels, pages: Pages
     state = "locked" if "lock" in act else "in memory"
     said = f"{act.capitalize()}: 50 % {state} before, 100 % now; 3% is shared."
     assert of(opened, "residency")["change"] == said
-    assert "expert" in opened.doing("residency", act)
+    assert "expert 3 of layer 1" in opened.doing("residency", act, HERE)
 
 
 def test_what_a_button_did_is_said_of_its_expert_alone(opened: Panels) -> None:
@@ -130,44 +136,42 @@ def test_looking_measures_nothing_and_measuring_runs_the_first_tokens(
     assert of(opened, "roofline")["of"] == "a profile"
 
 
-class Cached:
-    """Stands for `lab.cache.keys`: two heads over a window of four keys."""
-
-    window = np.array([4, -1])
-    bytes_per_token = np.array([64, 64])
-    bytes = np.array([6400, 6400])
-
-    def __init__(self, heads: Any, first: int) -> None:
-        self.heads, self.first = np.asarray(heads, np.float32), first
-
-    def reach(self, layer: int, token: int) -> tuple[int, int]:
-        return self.first, token
-
-    def weights(self, layer: int, token: int) -> Any:
-        return self.heads
-
-    def used(self, layer: int, token: int, share: float) -> Any:
-        mean = self.heads.mean(axis=0)
-        best = min(
-            (keys for keys in range(1 << len(mean)) if mean[_bits(keys, len(mean))].sum() >= share),
-            key=lambda keys: (keys.bit_count(), -mean[_bits(keys, len(mean))].sum()),
-        )
-        return np.flatnonzero(_bits(best, len(mean)))
+def test_keys_that_cannot_be_read_now_are_a_sentence(opened: Panels) -> None:
+    assert of(opened, "keys")["reason"] == "session busy"
 
 
-def _bits(number: int, count: int) -> Any:
-    return np.array([bool(number >> i & 1) for i in range(count)])
+@pytest.fixture(scope="module")
+def session() -> Any:
+    """A run of the bundled model that captured its attention."""
+    made = lab.open().session(capture=["layers.*.attn.weights", "layers.*.moe.expert_ids"])
+    made.feed(lab.exercises.TEXT)
+    return made
 
 
-def test_a_query_is_shown_over_all_positions_with_the_keys_it_uses() -> None:
-    """By hand: the mean of two heads; the two largest of six keys hold 90 %."""
-    heads = [[0, 0, 0.50, 0.02, 0.08, 0.40], [0, 0, 0.70, 0.02, 0.02, 0.26]]
-    trace = lab.testing.synthetic_trace(layers=2, experts=4, tokens=100)
-    facts, arrays = keys_facts(Cached(heads, 2), trace, 1, 5)
-    np.testing.assert_allclose(arrays["weights"], [0, 0, 0.6, 0.02, 0.05, 0.33], atol=1e-6)
-    assert [key["position"] for key in facts["used"]] == [2, 5] and facts["count"] == 2
-    assert arrays["mask"].tolist() == [0, 0, 1, 0, 0, 1]
-    assert facts["held"] == pytest.approx(0.93)
-    assert (facts["first"], facts["reached"]) == (2, 4)
-    assert [key["text"] for key in facts["used"]] == [trace.texts[2], trace.texts[5]]
-    assert facts["windows"] == [4, None] and facts["total"] == 12800
+@pytest.mark.parametrize(("layer", "token"), [(0, 0), (3, 9), (5, 27)])
+def test_a_query_is_shown_with_the_fewest_keys_that_hold_its_attention(session: Any, layer: int, token: int) -> None:
+    """By NumPy from the tape: mean of the heads, the largest until nine tenths are held."""
+    facts, arrays = keys_facts(lab.cache.keys(session), session.trace(), layer, token)
+    mean = session.tape[f"layers.{layer}.attn.weights"][:, token, : token + 1].mean(axis=0)
+    np.testing.assert_array_equal(arrays["weights"], mean)
+    used = np.flatnonzero(arrays["mask"])
+    assert len(used) == facts["count"] and mean[used].sum() >= 0.9 * mean.sum()
+    assert mean[used].sum() - mean[used].min() < 0.9 * mean.sum()  # none of them can be spared
+    assert mean[used].min() >= np.delete(mean, used).max(initial=0)
+    assert facts["held"] == pytest.approx(mean[used].sum() / mean.sum())
+    assert [key["position"] for key in facts["used"]] == sorted(used, key=lambda p: -mean[p])
+    assert facts["used"][0]["text"] == session.texts[facts["used"][0]["position"]]
+    assert (facts["reached"], facts["tokens"], facts["windows"]) == (token + 1, 28, [None] * 6)
+
+
+def test_a_long_run_is_not_repeated_without_being_asked(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above a size there is a button; what it does is heard by the listener, and afterwards the keys are there."""
+    plain = session.model.session(capture="routing")
+    plain.feed(lab.exercises.TEXT)
+    monkeypatch.setattr("colibri_lab.widgets.cache_panels._QUICK", 1)
+    found = panels(plain.trace(), plain)
+    asked = of(found, "keys")
+    assert asked["can"] and asked["reason"] and "used" not in asked and asked["total"] > 0
+    heard: list[float] = []
+    found.act("keys", "read", HERE, heard.append)
+    assert heard and not of(found, "keys")["reason"]

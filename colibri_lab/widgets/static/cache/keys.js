@@ -1,5 +1,5 @@
 // Which cached keys the selected token's query uses in the selected layer: one bar for each position, heads averaged.
-import { count, escape, percent, plural, word } from "../common/format.js";
+import { count, escape, fixed, percent, plural, word } from "../common/format.js";
 import { SUPPRESS } from "../common/frame.js";
 import { ring } from "../common/pointers.js";
 import { sizeText } from "./words.js";
@@ -63,15 +63,14 @@ function keysWords(state) {
   const { used, reached, layer, held } = state;
   const names = used.slice(0, 6).map(token).join(", ");
   const most = state.count > 6 ? `, and ${count(state.count - 6)} more` : "";
-  return `Token ${token(state.query)} reads layer ${layer}: <b>${count(state.count)} of ${plural(reached, "key")}</b> hold ${percent(held)} of its attention, heads averaged: ${names}${most}.`;
+  return `Token ${token(state.query)} reads layer ${layer}: <b>${count(state.count)} of ${plural(reached, "key")}</b> hold ${percent(held)} of its attention, heads averaged: ${names}${most}. <span class="q">One head alone needs ${fixed(state.one_head, 1)} in the mean.</span>`;
 }
 
 // What the cache costs, and how far a query reaches.
-function keysCost({ bytes_per_token: each, total, tokens, windows, layer, layers }) {
-  const row = layers.indexOf(layer);
+function keysCost({ bytes_per_token: each, total, tokens, windows, layer }) {
   const same = each.every((n) => n === each[0]);
-  const window = windows[row];
-  const per = same ? `${count(each[0])} bytes for a token in each of ${plural(each.length, "layer")}` : `${count(each[row])} bytes for a token in layer ${layer}, ${count(each.reduce((a, b) => a + b, 0))} in all ${plural(each.length, "layer")}`;
+  const window = windows[layer];
+  const per = same ? `${count(each[0])} bytes for a token in each of ${plural(each.length, "layer")}` : `${count(each[layer])} bytes for a token in layer ${layer}, ${count(each.reduce((a, b) => a + b, 0))} in all ${plural(each.length, "layer")}`;
   const limited = windows.filter((n) => n !== null).length;
   const reach = window === null ? `Layer ${layer} reaches back to the first token` : `Layer ${layer} reaches back ${plural(window, "token")}`;
   const others = limited && limited < windows.length ? `; ${limited} of ${windows.length} layers have a window` : "";
@@ -86,9 +85,16 @@ function keysTable(state) {
   return `<table><caption>Keys that hold ${percent(state.held)} of the attention of token ${state.token} in layer ${state.layer}</caption><thead><tr><th>position</th><th>token</th><th>share</th></tr></thead><tbody>${rows.join("")}${rest}</tbody></table>`;
 }
 
+const cost = (panel) => (panel.bytes_per_token ? `<p class="q small">${escape(keysCost(panel))}</p>` : "");
+const readButton = ({ live }) => `<div class="acts"><button type="button" class="btn low" data-panel="keys" data-do="read" ${live ? "" : "disabled"} ${SUPPRESS}>Read them</button>${live ? "" : '<span class="q small">needs Python</span>'}</div>`;
+
 export const keys = {
   name: "keys",
-  html: (panel, view, width) => (panel && !panel.reason ? `<div class="keymap" tabindex="0" role="application" data-map="keys" aria-label="${escape(keysLabel(panel))} ← → move to other tokens." ${SUPPRESS}>${keysPicture(panel, width)}</div><p class="q small">${escape(keysCost(panel))}</p><div class="sr">${keysTable(panel)}</div>` : ""),
+  html: (panel, view, width) => {
+    if (!panel) return "";
+    if (panel.reason) return (panel.can ? readButton(view) : "") + cost(panel);
+    return `<div class="keymap" tabindex="0" role="application" data-map="keys" aria-label="${escape(keysLabel(panel))} ← → move to other tokens." ${SUPPRESS}>${keysPicture(panel, width)}</div>${cost(panel)}<div class="sr">${keysTable(panel)}</div>`;
+  },
   // The token whose key a click is about; arrow keys go to other queries.
   at: (panel, width, x) => {
     const token = positionAt(panel, width, x);
