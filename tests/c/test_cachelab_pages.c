@@ -111,6 +111,16 @@ static void test_warming_reads_every_page_that_holds_a_byte_of_the_span(void)
     CHECK(resident(2 * page, 3 * page) == 3 * page);
 }
 
+#ifdef __has_feature
+#define SANITIZED __has_feature(address_sanitizer)
+#elif defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+#define LOCKS !SANITIZED /* the sanitizer's mlock locks nothing */
+
+#if LOCKS
 static void test_locked_pages_stay_and_say_so_until_they_are_unlocked(void)
 {
     cachelab_range r = range(50 * page, 8 * page);
@@ -140,6 +150,8 @@ static void test_more_than_the_limit_is_not_locked_and_the_limit_is_named(void)
     CHECK(!root || seteuid(0) == 0);
     CHECK(setrlimit(RLIMIT_MEMLOCK, &before) == 0);
 }
+
+#endif
 
 static void test_addresses_and_files_that_do_not_fit_are_refused_with_a_sentence(void)
 {
@@ -183,8 +195,10 @@ int main(void)
     RUN(test_the_last_page_of_a_file_goes_although_the_file_does_not_fill_it);
     RUN(test_a_span_within_a_page_is_nothing_to_drop);
     RUN(test_warming_reads_every_page_that_holds_a_byte_of_the_span);
+#if LOCKS
     RUN(test_locked_pages_stay_and_say_so_until_they_are_unlocked);
     RUN(test_more_than_the_limit_is_not_locked_and_the_limit_is_named);
+#endif
     RUN(test_addresses_and_files_that_do_not_fit_are_refused_with_a_sentence);
     RUN(test_a_file_that_became_shorter_is_an_error_and_no_signal);
     RUN(test_page_faults_are_counted);
