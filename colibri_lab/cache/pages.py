@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +17,8 @@ from colibri_lab.errors import ArgumentError, is_whole
 Which = int | Sequence[int] | NDArray[np.integer[Any]] | None
 """One number, several, or None for all."""
 
-_OK, _UNAVAILABLE = 0, 1  # cachelab_status
-_PIECE = 16 << 20  # bytes read before a stop button is looked at
+_OK = 0  # CACHELAB_OK
+_READ, _DROPPED = 16 << 20, 256 << 20  # bytes between two looks at the stop button; whole pages of any size
 
 
 class Change(NamedTuple):
@@ -125,10 +125,9 @@ class Residency:
         with self._held():
             before, why = self._resident(chosen), ""
             for file, spans in self._spans(chosen).items():
-                for start, stop in spans:
-                    for piece in range(start, stop, _PIECE):
-                        answer = self._range(file, (piece, min(piece + _PIECE, stop))).warm()
-                        why = why or (answer[1] if answer[0] else "")
+                for piece in _pieces(spans, _READ):
+                    status, reason = self._range(file, piece).warm()
+                    why = why or (reason if status else "")
             return self._changed(chosen, before, why)
 
     def drop(self, layer: Which = None, expert: Which = None) -> Change:
@@ -142,8 +141,8 @@ class Residency:
         with self._held():
             before, left, why = self._resident(chosen), 0, ""
             for file, spans in self._spans(chosen).items():
-                for span in spans:
-                    status, reason, stayed = self._range(file, span).drop()
+                for piece in _pieces(spans, _DROPPED):
+                    status, reason, stayed = self._range(file, piece).drop()
                     left += stayed
                     why = why or (reason if status else "")
             if left:
@@ -160,16 +159,19 @@ class Residency:
         with self._held():
             table, done, why = mappings(), list[tuple[str, Span]](), ""
             before, already = self._locked_share(chosen, table), _locked_spans(table)
-            for file, spans in self._spans(chosen).items():
-                for span in spans:
+            pieces = ((file, piece) for file, spans in self._spans(chosen).items() for piece in _pieces(spans, _READ))
+            try:
+                for file, piece in pieces:
+                    done.append((file, piece))
+                    _, why = self._range(file, piece).lock()
                     if why:
                         break
-                    _, why = self._range(file, span).lock()
-                    done.append((file, span))
-            if why:
-                for file, span in done:
-                    self._unlock(file, without([_pages(span)], self._in_file(file, already)))
-                why += "; nothing was locked by this call"
+                else:
+                    done.clear()
+            finally:  # refused or stopped
+                for file, piece in done:
+                    self._unlock(file, without([_pages(piece)], self._in_file(file, already)))
+            why += "; nothing was locked by this call" if why else ""
             return self._relocked(chosen, before, why)
 
     def unlock(self, layer: Which = None, expert: Which = None) -> Change:
@@ -184,7 +186,8 @@ class Residency:
             locked[tuple(zip(*chosen, strict=True))] = False
             stay, why = self._spans((int(row), int(number)) for row, number in np.argwhere(locked)), ""
             for file, spans in self._spans(chosen).items():
-                why = why or self._unlock(file, without(map(_pages, spans), map(_pages, stay.get(file, []))))
+                pages, kept = (joined(map(_pages, some)) for some in (spans, stay.get(file, [])))
+                why = why or self._unlock(file, without(pages, kept))
             return self._relocked(chosen, before, why)
 
     # ---- look ----
@@ -374,7 +377,8 @@ def _tensors(model: Any) -> tuple[dict[tuple[int, int], dict[str, list[Span]]], 
         n_bytes = int(np.prod(weight.shape, dtype=np.int64)) * weight.dtype.itemsize
         of_file = spans.setdefault(place, {}).setdefault(weight.file, [])
         of_file.append((weight.file_offset, weight.file_offset + n_bytes))
-    return spans, replaced
+    joint = {place: {file: joined(some) for file, some in files.items()} for place, files in spans.items()}
+    return joint, replaced
 
 
 def _reason(file: str, place: tuple[int, int], table: list[Mapping] | None) -> str:
@@ -390,6 +394,15 @@ def _reason(file: str, place: tuple[int, int], table: list[Mapping] | None) -> s
 
 def _locked_spans(table: list[Mapping] | None) -> list[Span]:
     return joined((m.start, m.stop) for m in table or () if "lo" in m.flags)
+
+
+def _pieces(spans: Iterable[Span], step: int) -> Iterator[Span]:
+    """The spans, parted at multiples of `step`."""
+    for start, stop in spans:
+        while start < stop:
+            end = min(start // step * step + step, stop)
+            yield start, end
+            start = end
 
 
 def _pages(span: Span) -> Span:

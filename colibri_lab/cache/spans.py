@@ -1,9 +1,9 @@
-"""Half-open spans of bytes, as sorted lists without overlap."""
+"""Half-open spans of bytes; sorted and apart from one another once they are `joined`."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Span = tuple[int, int]
 
@@ -24,11 +24,12 @@ def size(spans: Iterable[Span]) -> int:
     return sum(stop - start for start, stop in spans)
 
 
-def without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """What of `spans` lies in none of `others`."""
-    out, gaps = [], joined(others)
-    for start, stop in joined(spans):
-        for gap_start, gap_stop in gaps[max(bisect_right(gaps, (start, start)) - 1, 0) :]:
+def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """What of `spans` lies in none of `others`; both as `joined` gives them."""
+    out = []
+    for start, stop in spans:
+        for number in range(max(bisect_right(others, (start, start)) - 1, 0), len(others)):
+            gap_start, gap_stop = others[number]
             if gap_start >= stop:
                 break
             if gap_start > start:
@@ -39,7 +40,6 @@ def without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
     return out
 
 
-def covered(spans: Iterable[Span], others: Iterable[Span]) -> int:
-    """How many bytes of `spans`, which do not overlap, lie in `others`."""
-    spans = list(spans)
+def covered(spans: Sequence[Span], others: Sequence[Span]) -> int:
+    """How many bytes of `spans` lie in `others`; both as `joined` gives them."""
     return size(spans) - size(without(spans, others))
