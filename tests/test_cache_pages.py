@@ -6,8 +6,10 @@ import ctypes
 import gc
 import json
 import os
+import re
 import resource
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -483,6 +485,14 @@ def test_the_report_counts_experts_wholly_partly_and_not_in_memory(folder: Path)
         assert int(cells[1].replace(",", "")) == n_bytes.sum()
         assert cells[2] == f"{(share * n_bytes).sum() / n_bytes.sum():.1%}"
     assert "page faults" in residency.report() and "huge pages" in residency.report()
+
+
+def test_the_code_of_the_page_on_residency_runs(tmp_path: Path) -> None:
+    """The example at the head of docs/residency.md, as it stands."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "residency.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "keys that hold 90%" in done.stdout, done.stderr
 
 
 def test_spans_are_joined_subtracted_and_measured_as_sets_of_bytes() -> None:

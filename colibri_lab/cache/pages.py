@@ -306,7 +306,7 @@ class Residency:
         after, shared = self._resident(chosen), self._shared(chosen)
         sentence = self._sentence(chosen, "in memory", before, after)
         if after and shared:
-            sentence += f"; {shared:.1%} lies on pages shared with other tensors"
+            sentence += f"; {round(shared * self._size(chosen)):,} bytes lie on pages shared with other tensors"
         return Change(before, after, shared, sentence + (f"; {why}" if why else ""))
 
     def _relocked(self, chosen: Sequence[tuple[int, int]], before: float, why: str) -> Change:
