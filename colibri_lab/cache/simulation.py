@@ -93,9 +93,7 @@ class Simulation(Counts):
         the trace has not.
         """
         requests, row = self._cache_of(layer)
-        end = requests.tokens if stop is None else stop
-        if not (is_whole(start) and is_whole(end) and 0 <= start <= end <= requests.tokens):
-            raise ArgumentError(f"tokens are 0 to {requests.tokens}, not {start!r:.40} to {stop!r:.40}")
+        end = self._tokens(start, stop, requests)
         if start == end:
             return np.empty(0, _EVENT)
         first, last = requests.pass_of(start)[0], requests.pass_of(end - 1)[1]
@@ -121,11 +119,35 @@ class Simulation(Counts):
             last = caches
         return np.zeros(0, np.int64) if last is None else np.flatnonzero(last.residents()[row])
 
+    def residents(self, layer: int, start: int = 0, stop: int | None = None) -> NDArray[np.bool_]:
+        """(stop − start, E): whether each expert of one layer is in its cache after each of these tokens (after its
+        pass, where that is longer). One replay. Raises ArgumentError for a layer or tokens that the trace has not.
+        """
+        requests, row = self._cache_of(layer)
+        end = self._tokens(start, stop, requests)
+        out = np.zeros((end - start, self.trace.num_experts), np.bool_)
+        if start == end:
+            return out
+        first, last = requests.pass_of(start)[0], requests.pass_of(end - 1)[1]
+        cuts = {requests.pass_of(token)[1] for token in range(start, end)}
+        for caches, piece in _walk(requests, self.settings, last, cuts=(first, *cuts)):
+            caches.feed(*piece.arrays)
+            if piece.stop > first:
+                out[max(piece.start - start, 0) : piece.stop - start] = caches.residents()[row]
+        return out
+
     def report(self) -> str:
         """A plain table: one line per layer, and all together."""
         from colibri_lab.cache.tables import report_of
 
         return report_of(self)
+
+    def _tokens(self, start: int, stop: int | None, requests: Requests) -> int:
+        """Where a span of tokens ends."""
+        end = requests.tokens if stop is None else stop
+        if not (is_whole(start) and is_whole(end) and 0 <= start <= end <= requests.tokens):
+            raise ArgumentError(f"tokens are 0 to {requests.tokens}, not {start!r:.40} to {stop!r:.40}")
+        return int(end)
 
     def _cache_of(self, layer: int) -> tuple[Requests, int]:
         if layer not in self.trace.moe_layers:

@@ -17,7 +17,7 @@ from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
 from colibri_lab.widgets._wire import pack
 from colibri_lab.widgets._work import IDLE, Working
-from colibri_lab.widgets.cache_data import CacheData, cache
+from colibri_lab.widgets.cache_data import CacheData, sizes_of
 from colibri_lab.widgets.cache_panels import Panels
 from colibri_lab.widgets.cache_picture import cache_png, cache_text
 from colibri_lab.widgets.html import view_page, write_page
@@ -142,7 +142,7 @@ class CacheLab(Working, anywidget.AnyWidget):
     def _takes_long(self, request: Mapping[str, Any]) -> bool:
         kind = request.get("kind")
         return kind == "panel" or (
-            kind == "curve" and self._data is not None and not self._data.planned(self.setting["prefetch"])
+            kind == "curve" and self._data is not None and not self._data.is_quick(self.setting)
         )
 
     def handle(self, request: Mapping[str, Any]) -> None:
@@ -238,6 +238,7 @@ class CacheLab(Working, anywidget.AnyWidget):
             ({"kind": "curve", **data.curve(setting, policy)}, [])
             for setting in ((here, other) if little else (here,))
             for policy in dict.fromkeys((here["policy"], *_SHOWN))
+            if policy != "static" or here["prefetch"] == "none"
         ]
 
     def _page_timelines(self) -> list[Message]:
@@ -298,7 +299,7 @@ def _shown(x: Any, machine: Any, runs: Sequence[Any], sizes: Any, profile: Any) 
     if sizes is None and runs:
         sizes = runs[0].expert_bytes
     if sizes is None and trace.model is not None:
-        sizes = cache.expert_bytes(trace.model)
+        sizes = sizes_of(trace)
     return CacheData(trace, session=session, machine=machine, runs=runs, sizes=sizes, profile=profile)
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab import cache
 from colibri_lab.errors import ArgumentError, is_whole, nearest
 from colibri_lab.trace import Trace
 from colibri_lab.widgets.cache_places import Places
 
-__all__ = ["OUTCOMES", "PREFETCHES", "CacheData"]
+__all__ = ["OUTCOMES", "PREFETCHES", "CacheData", "sizes_of"]
 
 OUTCOMES = ("pin", "hit", "prefetch", "late", "miss")
 """What became of a request, in the order of their codes."""
@@ -31,11 +31,11 @@ COUNTERS = (
 )  # fmt: skip
 """Counters of a simulation that the view shows, summed over the layers."""
 
-_STEPS = 48  # capacities of one curve at most
+_STEPS = (12, 48)  # capacities of one curve at most: of a huge trace, of a small one
+_WORK = 4_000_000  # requests that all capacities of one curve serve together, about
 _WINDOW = 512  # tokens of a timeline that are sent at once
 _KEPT = 16  # simulations held for the next question
 
-cache: Any = import_module("colibri_lab.cache")
 Setting = dict[str, Any]
 Array = NDArray[Any]
 
@@ -96,6 +96,8 @@ class CacheData:
         if "capacity" not in wish and old and new["scope"] != old["scope"]:
             new["capacity"] = old["capacity"] * layers if new["scope"] == "global" else old["capacity"] // layers
             new["capacity"] = min(max(new["capacity"], self.least), self.most(new["scope"]))
+        if new["policy"] == "static" and new["prefetch"] != "none":
+            raise ArgumentError("a static cache lets nobody in, so there is no prefetch; choose another policy")
         capacity, most = new["capacity"], self.most(new["scope"])
         if not is_whole(capacity) or not self.least <= capacity <= most:
             raise ArgumentError(
@@ -123,10 +125,21 @@ class CacheData:
         of the setting.
         """
         least, most = self.least, self.most(setting["scope"])
-        if most - least < _STEPS:
+        steps = min(_STEPS[1], max(_STEPS[0], _WORK // max(1, self.requests)))
+        if most - least < steps:
             return list(range(least, most + 1))
-        some = np.unique(np.linspace(least, most, _STEPS).round().astype(int))
+        some = np.unique(np.linspace(least, most, steps).round().astype(int))
         return sorted({*some.tolist(), int(setting["capacity"])})
+
+    @property
+    def requests(self) -> int:
+        """Requests of the whole trace, about: every slot counts."""
+        return len(self.trace.ids) * len(self.trace.moe_layers) * self.trace.top_k
+
+    def is_quick(self, setting: Mapping[str, Any]) -> bool:
+        """Whether a curve takes no noticeable time."""
+        planned = setting["prefetch"] == "none" or setting["prefetch"] in self._plans
+        return planned and self.requests * _STEPS[0] < _WORK // 4
 
     # ---- simulations ----
 
@@ -150,7 +163,7 @@ class CacheData:
             del self._simulations[next(iter(self._simulations))]
         return done
 
-    def plan(self, kind: str) -> Any:
+    def plan(self, kind: Any) -> Any:
         """What is fetched ahead; None for nothing. A look-ahead runs the router of each next layer."""
         if kind == "none":
             return None
@@ -159,10 +172,6 @@ class CacheData:
                 cache.look_ahead(self.trace) if kind == "look-ahead" else cache.plan(self.trace, kind)
             )
         return self._plans[kind]
-
-    def planned(self, kind: str) -> bool:
-        """Whether a plan is there already, so that asking for it takes no time."""
-        return kind == "none" or kind in self._plans
 
     def curve(self, setting: Mapping[str, Any], policy: str) -> dict[str, Any]:
         """Counters of `policy` for every capacity, all else as the setting has it: lists as long as `capacities`, of
@@ -245,30 +254,30 @@ class CacheData:
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         """The requests of a layer around a token, who is in the cache after each token, and each token's runner-up.
 
-        Arrays: token, expert, evicted (−1: nobody), outcome (its code), kept, one per request; inside (tokens, bytes of
-        E bits), before (the same for the moment before the first token), runner and behind, one per token: the expert
-        next in line (−1: not known) and how far it is behind the last chosen one.
+        Arrays, one entry per request: token, expert, evicted and evicted_layer (−1: nobody), outcome (its code), kept.
+        inside: (tokens, bytes of E bits); before: the same for the moment before the first token. runner, behind and
+        near, one entry per token: see `Places.runners_up`.
         """
         start, stop = self.window(token)
         simulation = self.simulate(setting)
         events = simulation.events(layer, start, stop)
-        inside = np.zeros((stop - start + 1, self.trace.num_experts), bool)
-        for row in range(len(inside)):
-            if start + row > 0:
-                inside[row, simulation.resident(layer, start + row - 1)] = True
+        before = simulation.residents(layer, start - 1, start) if start else np.zeros((1, self.trace.num_experts), bool)
+        inside = np.concatenate([before, simulation.residents(layer, start, stop)])
         bits = np.packbits(inside, axis=1, bitorder="little")
-        runner, behind = self.places.runners_up(layer, start, stop)
+        runner, behind, near, unit = self.places.runners_up(layer, start, stop)
         facts = {
             "setting": dict(setting), "layer": layer, "start": start, "stop": stop,
             "texts": self.trace.texts[start:stop], "ids": self.trace.ids[start:stop],
-            "bytes": self._layer_bytes(layer), "unit": self.places.unit(layer),
+            "bytes": self._layer_bytes(layer), "unit": unit,
         }  # fmt: skip
         codes = {name: code for code, name in enumerate(OUTCOMES)}
         return facts, {
             "token": events["token"].astype(np.int32), "expert": events["expert"].astype(np.int32),
-            "evicted": events["evicted"].astype(np.int32), "kept": events["kept"].astype(np.uint8),
+            "evicted": events["evicted"].astype(np.int32),
+            "evicted_layer": events["evicted_layer"].astype(np.int32), "kept": events["kept"].astype(np.uint8),
             "outcome": np.array([codes[str(name)] for name in events["outcome"]], np.uint8),
             "before": bits[0], "inside": bits[1:], "runner": runner, "behind": behind,
+            "near": near.astype(np.uint8),
         }  # fmt: skip
 
     def window(self, token: int | None) -> tuple[int, int]:
@@ -320,6 +329,17 @@ class CacheData:
                 return {"layer": layer, "token": int(one["token"]), "expert": int(one["expert"])}
             token = stop if by > 0 else start - 1
         return None
+
+
+def sizes_of(trace: Trace) -> Array:
+    """Bytes of each expert's weights in the open model of a trace, (Lm, E) int64."""
+    weights, rows = trace.model.weights, {layer: row for row, layer in enumerate(trace.moe_layers)}
+    out = np.zeros((len(rows), trace.num_experts), np.int64)
+    for name in weights:
+        parts = name.split(".")
+        if ".moe.experts." in name:
+            out[rows[int(parts[1])], int(parts[4])] += weights[name].nbytes
+    return out
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -45,6 +45,12 @@ def _name(policy: str) -> str:
     return _NAMES.get(policy, policy)
 
 
+def _policies(setting: Setting) -> list[str]:
+    """The chosen policy, a fixed set (which nothing can be fetched ahead for), and the bound."""
+    drawn = _DRAWN if setting["prefetch"] == "none" else _DRAWN[1:]
+    return list(dict.fromkeys((setting["policy"], *drawn)))
+
+
 def _part(counts: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the answer is about: decode, or prefill where there is nothing else."""
     chosen: Mapping[str, Any] = counts["decode"] if counts["decode"]["requests"] else counts["prefill"]
@@ -87,7 +93,7 @@ def _request(data: CacheData, setting: Setting, selection: Mapping[str, Any]) ->
         return name
     one = mine[0]
     pushed = f", pushed out {int(one['evicted'])}" if one["evicted"] >= 0 else ""
-    runner, behind = data.places.runners_up(layer, token, token + 1)
+    runner, behind, _, _ = data.places.runners_up(layer, token, token + 1)
     near = f"   runner-up {int(runner[0])}, {behind[0]:.2f} behind" if runner[0] >= 0 else ""
     return f"{name}: expert {expert} {one['outcome']}{pushed}{near}"
 
@@ -115,7 +121,7 @@ def _draw_curves(sheet: Sheet, data: CacheData, setting: Setting) -> None:
     capacities = data.capacities(setting)
     step = _WIDE / max(1, capacities[-1] - capacities[0])
     at = [_LEFT + 12 + (c - capacities[0]) * step * 0.96 for c in capacities]
-    policies = list(dict.fromkeys((setting["policy"], *_DRAWN)))
+    policies = _policies(setting)
     curves = {
         policy: [_share(data, {**setting, "policy": policy, "capacity": c}) for c in capacities] for policy in policies
     }
@@ -144,7 +150,7 @@ def _draw_curves(sheet: Sheet, data: CacheData, setting: Setting) -> None:
 
 def _draw_counters(sheet: Sheet, data: CacheData, setting: Setting) -> None:
     x = _LEFT + _WIDE + 200
-    policies = list(dict.fromkeys((setting["policy"], *_DRAWN)))
+    policies = _policies(setting)
     parts = [_part(data.counts({**setting, "policy": policy})) for policy in policies]
     for i, policy in enumerate(policies):
         sheet.text(x + 70 + 74 * (i + 1), _TOP - 4, _name(policy), align="right", colour=INK2, size=11)

@@ -14,7 +14,8 @@ from colibri_lab.trace import Trace
 
 __all__ = ["Places"]
 
-_NUMBERS = ("scores", "router_logits")  # what ranks experts, the better first
+_NUMBERS = {"router_logits": "logit", "scores": "score"}  # what ranks experts
+_NEAR = 0.9  # of the last chosen one's weight
 
 
 class Places:
@@ -45,45 +46,56 @@ class Places:
     @property
     def recorded(self) -> bool:
         """Whether the trace tells who was next in line."""
-        return any(self._numbers(layer) is not None for layer in self.trace.moe_layers)
+        return any(self._numbers(layer) for layer in self.trace.moe_layers)
 
     @property
     def holes(self) -> int:
         """Slots without an expert in all layers: not used, or not recorded."""
         return sum(int((expert_ids(self.trace, layer) < 0).sum()) for layer in self.trace.moe_layers)
 
-    def unit(self, layer: int) -> str:
-        """What the distance of a runner-up is counted in."""
-        found = self._numbers(layer)
-        return "" if found is None else {"scores": "score", "router_logits": "logit"}[found[0]]
+    def runners_up(
+        self, layer: int, start: int, stop: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_], str]:
+        """Of each token the best expert that was not chosen (−1: not recorded, or no ranking), how far it is behind the
+        last chosen one (NaN), whether that is a near-tie, and what the distance is counted in.
 
-    def runners_up(self, layer: int, start: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Of each token the best expert that was not chosen and how far it is behind the last chosen one; −1 and NaN
-        where that was not recorded or has no ranking.
+        In "logit" where the choice follows the router logits, else in "score". Near: e^−gap, or the ratio of the two
+        scores, is above 0.9, so that taking the other one would change its weight by less than a tenth.
         """
-        runner, behind = np.full(stop - start, -1, np.int32), np.full(stop - start, np.nan, np.float32)
-        found = self._numbers(layer)
-        if found is None or stop == start or self.trace.num_experts <= self.trace.top_k:
-            return runner, behind
-        numbers = np.asarray(found[1][start:stop], np.float32)
+        count = stop - start
+        nobody = np.full(count, -1, np.int32), np.full(count, np.nan, np.float32), np.zeros(count, bool)
+        if not count or self.trace.num_experts <= self.trace.top_k:
+            return *nobody, ""
         ids = expert_ids(self.trace, layer, slice(start, stop)).astype(np.intp)
-        rows = np.arange(len(numbers))
-        rest = numbers.copy()
-        for slot in range(ids.shape[1]):
-            rest[rows, ids[:, slot]] = np.where(ids[:, slot] >= 0, -np.inf, rest[rows, ids[:, slot]])
-        best = rest.argmax(axis=1)
-        chosen = np.take_along_axis(numbers, np.maximum(ids, 0), axis=1).min(axis=1)
-        with np.errstate(invalid="ignore"):
-            gap = chosen - rest[rows, best]
-        known = np.isfinite(gap) & (ids >= 0).all(axis=1)
-        return np.where(known, best, runner).astype(np.int32), np.where(known, gap, np.nan).astype(np.float32)
-
-    def _numbers(self, layer: int) -> tuple[str, NDArray[Any]] | None:
-        for name in _NUMBERS:
+        for name, unit in _NUMBERS.items():
             values = self.trace.get(f"layers.{layer}.moe.{name}")
-            if values is not None:
-                return name, values
-        return None
+            if values is None:
+                continue
+            best, chosen, gap = _next_in_line(np.asarray(values[start:stop], np.float32), ids)
+            if unit == "logit" and (gap < 0).any():
+                continue  # a bias or groups decide: the choice does not follow the logits
+            known = np.isfinite(gap) & (ids >= 0).all(axis=1)
+            with np.errstate(invalid="ignore"):
+                near = gap < (-np.log(_NEAR) if unit == "logit" else (1 - _NEAR) * np.abs(chosen))
+            runner = np.where(known, best, -1).astype(np.int32)
+            return runner, np.where(known, gap, np.nan).astype(np.float32), near & known, unit
+        return *nobody, ""
+
+    def _numbers(self, layer: int) -> bool:
+        return any(self.trace.get(f"layers.{layer}.moe.{name}") is not None for name in _NUMBERS)
+
+
+def _next_in_line(
+    numbers: NDArray[np.float32], ids: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.float32], NDArray[np.float32]]:
+    """Of each row the best place outside `ids`, the least number at `ids`, and its distance to that best one."""
+    rows, rest = np.arange(len(numbers)), numbers.copy()
+    for slot in range(ids.shape[1]):
+        rest[rows, ids[:, slot]] = np.where(ids[:, slot] >= 0, -np.inf, rest[rows, ids[:, slot]])
+    best = rest.argmax(axis=1)
+    chosen = np.take_along_axis(numbers, np.maximum(ids, 0), axis=1).min(axis=1)
+    with np.errstate(invalid="ignore"):
+        return best, chosen, chosen - rest[rows, best]
 
 
 def _listed(layers: list[int]) -> str:

@@ -1,21 +1,21 @@
 // The counters of the chosen policy, of a fixed set, and of the bound, at one capacity; and what the numbers say.
 import { count, escape } from "../common/format.js";
 import { slower } from "./curves.js";
-import { title } from "./store.js";
+import { fits, title } from "./store.js";
 import { experts, mainPart, missShare, shareText, sizeText, speedText } from "./words.js";
 
-const ROWS = [["requests", "requests"], ["hits", "hits"], ["pin_hits", "of them held for good", "some"], ["prefetch_hits", "of them fetched ahead", "some"], ["late_hits", "of them fetched late", "some"], ["misses", "misses"], ["first_uses", "of them first use"], ["not_kept", "of them not kept", "some"], ["prefetched", "fetched ahead", "some"], ["wasted", "of them not needed", "some"]];
+const ROWS = [["requests", "requests"], ["hits", "hits"], ["pin_hits", "of them held for good", "some"], ["prefetch_hits", "of them fetched ahead", "some"], ["late_hits", "of them fetched late", "some"], ["misses", "misses"], ["first_uses", "first uses"], ["not_kept", "of them not kept", "some"], ["prefetched", "fetched ahead", "some"], ["wasted", "of them not needed", "some"]];
 
 export function counterTable(view) {
   const { store, setting } = view;
-  const policies = [...new Set([setting.policy, "static", "belady"])];
+  const policies = [...new Set([setting.policy, "static", "belady"])].filter((policy) => fits(policy, setting.prefetch));
   const found = policies.map((policy) => store.counts(store.curve(setting, policy), setting.capacity));
   const mine = found[0];
   if (!mine) return '<p class="q">Being simulated …</p>';
   const head = `<tr><th>count</th>${policies.map((policy) => `<th class="num">${escape(title(policy).replace(" pin", ""))} ${count(setting.capacity)}</th>`).join("")}</tr>`;
   const row = (words, cell) => `<tr><td>${words}</td>${found.map((counts) => `<td class="num">${counts ? cell(counts) : "…"}</td>`).join("")}</tr>`;
   const of = (counts) => mainPart(counts);
-  const some = (name) => found.some((counts) => counts && of(counts)[name]);
+  const some = (name) => found.some((counts) => counts && counts.policy !== "static" && of(counts)[name]);
   const rows = ROWS.filter(([name, , when]) => !when || some(name)).map(([name, words]) => row(words, (counts) => count(of(counts)[name])));
   if (of(mine).bytes_read !== null) rows.push(row("read", (counts) => sizeText(of(counts).bytes_read)));
   if (mine.speed !== null) rows.push(row("tokens/s", (counts) => `<b>${counts.speed === null ? "–" : speedText(counts.speed)}</b>`));
@@ -37,13 +37,13 @@ export function findings(view) {
   const at = (policy) => store.counts(store.curve(setting, policy), setting.capacity);
   const mine = at(setting.policy);
   if (!mine || !mainPart(mine).requests) return "";
-  const out = [firsts(mainPart(mine)), falling(store, setting), fixedSet(view, at("static"), at("belady"), at("lru")), blind(store, setting, at("lru")), never(store, setting), rises(store.curve(setting), store)];
+  const out = [firsts(setting, mainPart(mine)), falling(store, setting), fixedSet(view, at("static"), at("belady"), at("lru")), blind(store, setting, at("lru")), never(store, setting), rises(store.curve(setting), store)];
   return out.filter(Boolean).slice(0, 3).map((words) => `<li>${words}</li>`).join("");
 }
 
 // Most misses are first uses: no policy that waits for requests avoids them.
-function firsts({ misses, first_uses: first }) {
-  return misses && first / misses > 0.5 ? `${count(first)} of ${count(misses)} misses are first uses, which no policy avoids: the text is short for a cache of this size.` : "";
+function firsts({ policy, prefetch }, { misses, first_uses: first }) {
+  return policy !== "static" && prefetch === "none" && misses && first / misses > 0.5 ? `${count(first)} of ${count(misses)} misses are first uses, which no policy avoids: the text is short for a cache of this size.` : "";
 }
 
 function falling(store, setting) {

@@ -8,6 +8,9 @@ export const SHOWN = ["lru", "lfu", "fifo", "arc", "static", "belady"];
 const TITLES = { lru: "LRU", lfu: "LFU", fifo: "FIFO", clock: "CLOCK", slru: "SLRU", lfru: "LFRU", "lru-k": "LRU-k", arc: "ARC", static: "static pin", belady: "Belady" };
 export const title = (policy) => TITLES[policy] ?? policy;
 
+// A fixed set lets nobody in, so nothing can be fetched ahead for it.
+export const fits = (policy, prefetch) => policy !== "static" || prefetch === "none";
+
 const curveKey = ({ scope, passes, prefetch }, policy) => [policy, scope, passes, prefetch].join(" ");
 const timeKey = (setting, layer) => [curveKey(setting, setting.policy), setting.capacity, layer].join(" ");
 
@@ -37,7 +40,7 @@ export class Store {
 
   // A policy whose curve is still to be asked for.
   wanting(setting) {
-    return [setting.policy, "static", "belady", ...SHOWN].find((policy) => policy in this.facts.policies && !this.stands(this.curve(setting, policy), setting)) ?? null;
+    return [setting.policy, "static", "belady", ...SHOWN].find((policy) => policy in this.facts.policies && fits(policy, setting.prefetch) && !this.stands(this.curve(setting, policy), setting)) ?? null;
   }
 
   // A curve that holds the capacity of the setting, which on a coarse grid is added to it.
@@ -61,15 +64,11 @@ export class Store {
     return one === null ? null : one * capacity * (setting.scope === "layer" ? this.L : 1);
   }
 
-  get uneven() {
-    return this.facts.uneven;
-  }
-
   // ---- timelines ----
 
   addTimeline(facts, specs, buffers) {
     const block = { ...facts, ...unpack(specs, buffers) };
-    block.requests = Array.from(block.token, (token, i) => ({ token, expert: block.expert[i], outcome: OUTCOMES[block.outcome[i]], kept: Boolean(block.kept[i]), evicted: block.evicted[i] }));
+    block.requests = Array.from(block.token, (token, i) => ({ token, expert: block.expert[i], outcome: OUTCOMES[block.outcome[i]], kept: Boolean(block.kept[i]), evicted: block.evicted[i], of: block.evicted_layer[i] }));
     this.blocks.set(timeKey(facts.setting, facts.layer), block);
     const load = new Array(this.E).fill(0);
     for (const { expert } of block.requests) load[expert] += 1;

@@ -90,8 +90,7 @@ export function requestSentence(view) {
   if (!one) return `${name} did not ask for ${it}, which was ${store.inside(block, token, expert) ? "in the cache" : "not in the cache"}.`;
   if (one.outcome !== "miss") return `${name} asked for ${it}: <b>hit</b>${HOW[one.outcome]}.`;
   const read = block.bytes ? `, ${sizeText(block.bytes[expert])} read` : "";
-  const out = block.requests.filter((r) => r === one && r.evicted >= 0).map((r) => chip(view, r.evicted));
-  const pushed = out.length ? ` It pushed out ${out.join(" ")}.` : one.kept ? " It found a free place." : " It was not kept: its set is larger than the cache.";
+  const pushed = one.evicted >= 0 ? ` It pushed out ${one.of === layer ? chip(view, one.evicted) : `expert ${one.evicted} of layer ${one.of}`}.` : one.kept ? " It found a free place." : " It was not kept: its set is larger than the cache.";
   return `${name} asked for ${it}: <b>miss</b>${read}.${pushed} ${runnerUp(view, block)}`;
 }
 
@@ -103,7 +102,7 @@ function runnerUp(view, block) {
   if (runner < 0) return store.facts.margins ? '<span class="q">This token has no runner-up that can be ranked.</span>' : '<span class="unknown">Runner-up not recorded</span> <span class="q">(the trace holds no router logits).</span>';
   const behind = block.behind[token - block.start];
   const inside = store.inside(block, token - 1, runner);
-  const near = behind < 0.1;
+  const near = block.near[token - block.start];
   const verdict = inside ? (near ? "A near-tie: a substitute would change little here." : "Too far behind to be a substitute.") : "No substitute at hand.";
   return `The runner-up ${chip(view, runner, true)} was ${inside ? "<b>in the cache</b>" : "not in the cache"}, ${behind > 0 && behind < 0.005 ? "less than 0.01" : fixed(behind)} behind${block.unit ? ` in ${block.unit}` : ""}. ${verdict}`;
 }

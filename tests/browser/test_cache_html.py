@@ -1,0 +1,101 @@
+"""Saved pages of the cache lab, opened in Chromium without a network: drag, keys, themes, sizes, what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from diffs import copied
+from playwright.sync_api import expect
+
+import colibri_lab as lab
+from colibri_lab.testing import synthetic_trace
+from colibri_lab.trace import Trace
+
+Show = Callable[..., Any]
+
+
+@pytest.fixture
+def show(offline: Any, tmp_path: Path) -> Show:
+    """show(view, name): the page of a view, opened offline; nothing stands out of its card."""
+
+    def opened(view: Any, name: str, dark: bool = False, width: int = 1200, axe: bool = False) -> Any:
+        page = offline(view.to_html(tmp_path / f"{name}.html"), ".cache", f"page-cache-{name}", dark, width)
+        wide = "(parts) => parts.filter((p) => p.scrollWidth > p.clientWidth + 1).map((p) => p.className)"
+        assert page.locator(".cache, .cache .card, .cache .say, .cache .ctl").evaluate_all(wide) == []
+        found = Axe().run(page, context=".cache").response["violations"] if axe else []
+        assert not found, json.dumps(found, indent=1)[:3000]
+        return page
+
+    return opened
+
+
+def run() -> Trace:
+    return synthetic_trace(layers=6, experts=8, top_k=2, tokens=40)
+
+
+def fast_then_full() -> Any:
+    """A machine whose memory is full from 6 experts per layer on."""
+    machine = lab.cache.Machine(read_bytes_per_s=2e9, seconds_per_token=0.02, memory_bytes=6 * 6 * 1_500_000)
+    return lab.CacheLab(run(), capacity=4, expert_bytes=1_500_000, machine=machine)
+
+
+@pytest.mark.parametrize(("name", "dark", "width"), [("light", False, 1200), ("dark", True, 1200), ("660", False, 660)])
+def test_the_page_works_offline(show: Show, name: str, dark: bool, width: int) -> None:
+    """Sentence, counters, timeline and keys on what the page holds; every capacity counts as Python does."""
+    view = fast_then_full()
+    page = show(view, name, dark=dark, width=width, axe=width > 1000)
+    expect(page.locator(".live")).to_have_text("saved page")
+    say = page.locator(".say")
+    expect(say).to_contain_text("LRU with 4 experts per layer (36 MB):")
+    expect(page.locator(".curves svg")).to_contain_text("more cache, slower")
+    page.locator(".curves").focus()
+    for key, capacity in [("ArrowRight", 5), ("End", 8), ("Home", 2)]:
+        page.keyboard.press(key)
+        once = lab.cache.simulate(view.trace, "lru", capacity)
+        misses, requests = int(once.misses.sum()), int(once.requests.sum())
+        row = page.locator(".countertable tr", has_text="misses").first
+        expect(row.locator("td").nth(1)).to_have_text(f"{misses:,}")
+        share = 100 * misses / requests
+        expect(say).to_contain_text(f"{share:.0f} % of requests miss" if share >= 9.5 else f"{share:.1f} %")
+    expect(page.locator(".misssay")).to_contain_text("asked for")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("s")
+    expect(page.locator(".cache")).to_have_attribute("data-setting", "lru 12 global")
+    expect(page.locator(".findings")).to_contain_text("global LRU of 10 or fewer")
+
+
+def test_what_the_trace_does_not_tell_is_said(show: Show) -> None:
+    """No logits: no runner-up. No tokens: what to do. One token: nothing but first uses."""
+    trace = run()
+    arrays = {path: values for path, values in copied(trace).items() if not re.search("scores|router_logits", path)}
+    bare = Trace(arrays, ids=trace.ids, texts=trace.texts, meta=trace.meta)
+    page = show(lab.CacheLab(bare), "bare")
+    expect(page.locator(".misssay")).to_contain_text("Runner-up not recorded")
+    page = show(lab.CacheLab(lab.open().session(capture="routing")), "empty")
+    expect(page.locator(".say")).to_contain_text("Nothing has run yet")
+    expect(page.locator(".body")).to_be_hidden()
+    page = show(lab.CacheLab(synthetic_trace(layers=6, experts=8, top_k=2, tokens=1)), "one")
+    expect(page.locator(".say")).to_contain_text("100 % of requests miss")
+    expect(page.locator(".findings")).to_contain_text("first uses")
+
+
+def test_a_huge_trace_is_drawn_in_a_window(show: Show) -> None:
+    """128 experts, 512 tokens: a window with zigzag edges, thin rows, labels of every 16th; End leads to its end."""
+    view = lab.CacheLab(synthetic_trace(layers=8, experts=128, top_k=8, tokens=512), capacity=40)
+    page = show(view, "huge")
+    expect(page.locator(".timeremark")).to_contain_text("of 512")
+    page.locator(".time").focus()
+    page.keyboard.press("End")
+    expect(page.locator(".cache")).to_have_attribute("data-place", re.compile(" 511 "))
+    page.locator(".curves").focus()
+    before = page.locator(".say").inner_text()
+    page.keyboard.press("PageDown")
+    expect(page.locator(".say")).not_to_have_text(before)

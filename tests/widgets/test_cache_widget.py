@@ -1,0 +1,155 @@
+"""The cache lab without a browser: setting, selection, messages, pictures, the saved page."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import colibri_lab as lab
+from colibri_lab.errors import ArgumentError, ColibriError
+from colibri_lab.testing import synthetic_trace
+from colibri_lab.trace import Trace
+from colibri_lab.widgets.cache import CacheLab
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return synthetic_trace(layers=3, experts=8, top_k=2, tokens=40)
+
+
+@pytest.fixture
+def view(trace: Trace) -> CacheLab:
+    return lab.CacheLab(trace, capacity=4)
+
+
+def sent(view: CacheLab) -> list[dict[str, Any]]:
+    """Everything the view sends from now on."""
+    out: list[dict[str, Any]] = []
+    view.send = lambda content, buffers=None: out.append(json.loads(json.dumps(content, allow_nan=False)))
+    return out
+
+
+def test_it_takes_a_session_a_trace_or_a_path(trace: Trace, tmp_path: Path) -> None:
+    trace.save(tmp_path / "run.safetensors")
+    assert lab.CacheLab(tmp_path / "run.safetensors").trace.ids == trace.ids
+    session = lab.open().session(capture="routing")
+    session.feed("The engine counts its gates.")
+    view = lab.CacheLab(session, policy="fifo", scope="global", capacity=20)
+    assert view.trace.ids == session.ids and view.simulation.policy == "fifo" and view.simulation.capacity == 20
+    assert "look-ahead" in view._shown.prefetches
+    with pytest.raises(ArgumentError, match="not Model; make a session of it"):
+        lab.CacheLab(session.model)
+    with pytest.raises(ArgumentError, match="not int"):
+        lab.CacheLab(3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"policy": "belady", "capacity": 3}, {"scope": "global"}, {"passes": "trace"}, {"prefetch": "previous"}],
+)
+def test_the_code_makes_the_same_simulation(view: CacheLab, change: dict[str, Any]) -> None:
+    """As it is printed, beside a view of that name."""
+    view.setting = change
+    again = eval(view.code, {"lab": lab, "view": view})
+    assert again.hits.tolist() == view.simulation.hits.tolist()
+    assert again.misses.tolist() == view.simulation.misses.tolist()
+
+
+def test_setting_and_selection_are_readable_and_settable(view: CacheLab) -> None:
+    view.setting = {"capacity": 6}
+    assert (view.setting["policy"], view.setting["capacity"]) == ("lru", 6)
+    view.selection = {"token": 7, "expert": None}
+    assert view.selection["token"] == 7 and view.selection["layer"] in view.trace.moe_layers
+    for wish in ({"token": 40}, {"expert": 8}, {"layer": 9}, {"place": 1}):
+        with pytest.raises(ArgumentError):
+            view.selection = wish
+    assert view.selection["token"] == 7
+
+
+def test_the_browser_is_told_step_by_step(view: CacheLab) -> None:
+    """At the start the facts, the chosen curve and its timeline; other curves when they are asked for."""
+    out = sent(view)
+    view.handle({"kind": "ready"})
+    assert [message["kind"] for message in out if message["kind"] != "panel"] == ["head", "curve", "timeline"]
+    assert out[1]["policy"] == "lru" and out[1]["capacities"] == [2, 3, 4, 5, 6, 7, 8]
+    del out[:]
+    view.handle({"kind": "curve", "policy": "belady"})
+    assert [message["policy"] for message in out] == ["belady"]
+    del out[:]
+    view.setting = {"capacity": 7}
+    assert [message["facts"]["setting"]["capacity"] for message in out if message["kind"] == "timeline"] == [7]
+    before = view.selection
+    view.handle({"kind": "miss", "by": 1})
+    assert (view.selection != before) == all(message["kind"] != "nomiss" for message in out)
+    with pytest.raises(ArgumentError, match="not known"):
+        view.handle({"kind": "what"})
+
+
+def test_a_real_run_stands_beside_the_simulation(trace: Trace) -> None:
+    """The setting is that of the run, its speed is among the facts, its machine predicts."""
+    machine = lab.cache.Machine(read_bytes_per_s=1e6, seconds_per_token=1e-3)
+    run = SimpleNamespace(
+        trace=trace, machine=machine, policy="lru", capacity=3, scope="layer", tokens_per_s=12.5,
+        requests=np.full(3, 10), misses=np.full(3, 4), expert_bytes=np.full((3, 8), 1000), simulation=None,
+    )  # fmt: skip
+    view = lab.CacheLab(run)
+    assert (view.setting["capacity"], view.setting["passes"]) == (3, "trace")
+    facts = view._shown.facts()
+    assert facts["measured"] == [
+        {"policy": "lru", "capacity": 3, "scope": "layer", "speed": 12.5, "misses": 12, "requests": 30}
+    ]
+    assert facts["machine"] == "given by hand" and view._shown.curve(view.setting, "lru")["capacities"][0] == 2
+
+
+def test_a_saved_page_holds_curves_and_timelines(view: CacheLab, tmp_path: Path) -> None:
+    """All capacities of the chosen policy, so that dragging goes on; numbers only, no address."""
+    page = view.to_html(tmp_path / "cache.html").read_text(encoding="utf-8")
+    saved = json.loads(re.findall(r'id="saved">(.*?)</script>', page, flags=re.DOTALL)[0])
+    contents = [message["content"] for message in saved["messages"]]
+    curves = {(c["policy"], c["scope"]) for c in contents if c["kind"] == "curve"}
+    assert {("lru", "layer"), ("belady", "layer"), ("lru", "global")} <= curves
+    here = [c["facts"] for c in contents if c["kind"] == "timeline"]
+    assert {f["setting"]["capacity"] for f in here if f["layer"] == view.selection["layer"]} == set(range(2, 9))
+    assert {f["layer"] for f in here} == set(view.trace.moe_layers)
+    assert not re.search(r"https?://(?!www\.w3\.org)", page)
+
+
+def test_a_reopened_notebook_shows_text_and_picture(view: CacheLab) -> None:
+    bundle = view._repr_mimebundle_()
+    assert bundle["image/png"].startswith(b"\x89PNG")
+    share = view.simulation.misses.sum() / view.simulation.requests.sum()
+    assert f"LRU with 4 experts per layer: {100 * share:.0f} % of requests miss" in bundle["text/plain"]
+    assert "runner-up" in bundle["text/plain"]
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_little_or_nothing_is_shown_as_such(tokens: int) -> None:
+    session = lab.open().session(capture="routing")
+    if tokens:
+        session.feed([5] * tokens)
+    view = lab.CacheLab(session)
+    out = sent(view)
+    view.handle({"kind": "ready"})
+    assert out[0]["facts"]["tokens"] == tokens
+    assert any(message["kind"] == "curve" for message in out) == bool(tokens)
+    assert ("nothing has run" in view._repr_mimebundle_()["text/plain"]) == (tokens == 0)
+    assert view._page()
+
+
+def test_a_closed_view_lets_go(trace: Trace) -> None:
+    view = lab.CacheLab(trace)
+    data = weakref.ref(view._shown)
+    view.close()
+    gc.collect()
+    assert data() is None and repr(view) == "<CacheLab, closed>"
+    view.handle({"kind": "ready"})
+    with pytest.raises(ColibriError, match="closed"):
+        print(view.trace)
