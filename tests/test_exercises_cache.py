@@ -10,7 +10,10 @@ import pytest
 import colibri_lab as lab
 
 RIGHT = {"cache_1": [1, "1", np.int64(1), [1], 1.0], "cache_2": [377, "377", np.array([377]), 377.0]}
+RIGHT |= {"cache_3": [5, "5", 5.0, [5]], "cache_4": [6, "6", np.int32(6)]}
 WRONG = {"cache_1": [2, 3, 0, 4, -1], "cache_2": [376, 384, 8, 0, 6144, 10**9]}
+WRONG |= {"cache_3": [2, 4, 6, 8, 1, 9, 48], "cache_4": [2, 4, 5, 7, 8, 1, 36, -1]}
+PROMPT = 28  # tokens of lab.exercises.TEXT
 NO_ANSWERS = [None, object(), [], {}, [[1, 2], [3, 4]], 3 + 4j, b"73", ..., "lru", float("nan"), 1.5]
 
 
@@ -34,10 +37,13 @@ def test_what_cannot_be_an_answer_is_told_what_one_looks_like(name: str) -> None
 
 
 def test_known_mistakes_are_named() -> None:
-    """A flat load taken for blind traffic; the cache that just misses every time."""
+    """A flat load taken for blind traffic; the cache that just misses every time; the most hits; knowing the future."""
     assert "Flat is not blind" in lab.exercises.cache_1(3).message
     assert "not even busy alike" in lab.exercises.cache_1(2).message
     assert "must hold that one" in lab.exercises.cache_2(376).message
+    assert "most hits" in lab.exercises.cache_3(8).message
+    assert "knows the future" in lab.exercises.cache_4(5).message
+    assert "not for all" in lab.exercises.cache_4(36).message
 
 
 def lru(sets: list[list[int]], capacity: int) -> list[bool]:
@@ -61,6 +67,25 @@ def test_a_shared_lru_first_hits_with_one_more_than_the_other_layers_ask_for(lay
     needed = k * (layers - 1) + 1
     assert not any(lru(token * 3, needed - 1)) and any(lru(token * 3, needed))
     assert needed == 377 or layers != 48
+
+
+def test_the_fastest_size_and_the_smallest_that_keeps_to_the_budget_by_hand() -> None:
+    """LRU by hand on the run of the notebook, and the arithmetic of a machine on paper."""
+    trace, expert = lab.exercises.diary(), 3 * 192 * 128 * 2
+    streams = [trace[f"layers.{layer}.moe.expert_ids"].tolist() for layer in trace.moe_layers]
+    read, speed = {}, {}
+    for capacity in range(2, 9):
+        misses = sum(lru(sets, capacity).count(False) for sets in streams)
+        read[capacity] = misses * expert / len(trace.ids)
+        overflow = max(0, 1_650_000 + 6 * capacity * expert - 6_000_000)
+        speed[capacity] = 1 / (0.5e-3 + (read[capacity] + overflow) / 1e9)
+    assert min(c for c, n in read.items() if n <= lab.exercises.BUDGET) == 6
+    assert max(speed, key=speed.__getitem__) == 5
+
+
+def test_the_run_of_the_notebook_is_that_of_its_first_cells() -> None:
+    trace = lab.exercises.diary()
+    assert len(trace.ids) == PROMPT + 400 and trace.passes[0] == (0, PROMPT)
 
 
 def test_recordings_are_what_the_exercise_says() -> None:

@@ -6,7 +6,7 @@ one looks like.
 """
 
 from colibri_lab.exercises._answers import Verdict
-from colibri_lab.exercises._cache import cache_1, cache_2
+from colibri_lab.exercises._cache import BUDGET, MACHINE, cache_1, cache_2, cache_3, cache_4
 from colibri_lab.exercises._diff import diff_1, diff_2, diff_3, diff_4
 from colibri_lab.exercises._nan import nan_1, nan_2, nan_3, nan_4
 from colibri_lab.exercises._patients import patient
@@ -15,10 +15,14 @@ from colibri_lab.exercises._stepper import stepper_1, stepper_2, stepper_3, step
 from colibri_lab.exercises._traffic import diary, traffic
 
 __all__ = [
+    "BUDGET",
+    "MACHINE",
     "TEXT",
     "Verdict",
     "cache_1",
     "cache_2",
+    "cache_3",
+    "cache_4",
     "diary",
     "diff_1",
     "diff_2",

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
-from colibri_lab.cache import miss_ratio_curve
+from colibri_lab.cache import Machine, miss_ratio_curve, predict, residency, simulate
 from colibri_lab.exercises._answers import Verdict, whole
-from colibri_lab.exercises._traffic import traffic
+from colibri_lab.exercises._traffic import diary, traffic
+from colibri_lab.model import open
 from colibri_lab.trace import Trace
 
-__all__ = ["cache_1", "cache_2"]
+__all__ = ["BUDGET", "MACHINE", "cache_1", "cache_2", "cache_3", "cache_4"]
+
+MACHINE = Machine(
+    read_bytes_per_s=1e9,
+    seconds_per_token=0.5e-3,
+    memory_bytes=6_000_000,
+    source="made up for an exercise",
+)
+"""The machine of exercise 3: its memory holds less than the model."""
+
+BUDGET = 300_000
+"""Bytes that exercise 4 may read for each token."""
 
 _EVEN = 0.25  # of the mean: loads closer than this are flat
 
@@ -51,6 +64,49 @@ def cache_2(answer: object) -> Verdict:
     return Verdict(False, "It hits with fewer. Count what the other layers ask for between two visits to one layer.")
 
 
+def cache_3(answer: object) -> Verdict:
+    """How many experts per layer make the run of notebook 05 fastest on `MACHINE`, with LRU and 1.65 MB of other
+    weights? A whole number.
+    """
+    capacity = whole(answer)
+    if capacity is None:
+        return Verdict(False, "The answer is a number of experts per layer, such as 3.")
+    speeds = _speeds()
+    if capacity not in speeds:
+        return Verdict(False, f"A layer holds {min(speeds)} to {max(speeds)} experts here.")
+    best = max(speeds, key=speeds.__getitem__)
+    if capacity == best:
+        return Verdict(True, f"{speeds[best]:.0f} tokens/s; all {max(speeds)} would give {speeds[max(speeds)]:.0f}.")
+    said = f"{speeds[capacity]:.0f} tokens/s, and another size gives {speeds[best]:.0f}."
+    if capacity == max(speeds):
+        return Verdict(False, f"It has the most hits, and {said} What does not fit is read again for every token.")
+    return Verdict(False, f"That gives {said} predict(simulation, MACHINE, resident_bytes=1_650_000).tokens_per_s.")
+
+
+def cache_4(answer: object) -> Verdict:
+    """The fewest experts per layer with which LRU reads at most `BUDGET` bytes for each token of the run of notebook
+    05. A whole number.
+    """
+    capacity = whole(answer)
+    if capacity is None:
+        return Verdict(False, "The answer is a number of experts per layer, such as 3.")
+    trace = diary()
+    least, most = trace.top_k, trace.num_experts
+    if capacity > most:
+        return Verdict(False, f"A layer has {most} experts. The answer is per layer, not for all of them.")
+    if capacity < least:
+        return Verdict(False, f"A cache holds the {least} experts of a token at least.")
+    needs = {c: _bytes_per_token("lru", c) for c in range(least, most + 1)}
+    truth = min(c for c, n in needs.items() if n <= BUDGET)
+    if capacity == truth:
+        return Verdict(True, f"{needs[truth] / 1e6:.2f} MB for each token, from a cache of {_megabytes(truth):.2f} MB.")
+    if capacity > truth:
+        return Verdict(False, "That keeps to the budget, and fewer do.")
+    if _bytes_per_token("belady", capacity) <= BUDGET:
+        return Verdict(False, "So few would do for a policy that knows the future. LRU needs more.")
+    return Verdict(False, f"That reads {needs[capacity] / 1e6:.2f} MB for each token.")
+
+
 # ---- the truth, worked out when it is asked for ----------------------------------------------------------------------
 
 
@@ -77,3 +133,28 @@ def _first_hit(layers: int, experts: int, k: int) -> int:
     same = np.tile(np.arange(k, dtype=np.int32), (2, 1))
     trace = Trace({f"layers.{n}.moe.expert_ids": same for n in range(layers)}, ids=[-1, -1], texts=[], meta=meta)
     return int(np.argmax(miss_ratio_curve(trace, "lru", "global")[0] < 1))
+
+
+@cache
+def _expert_bytes() -> int:
+    return int(residency(open()).bytes.max())
+
+
+@cache
+def _speeds() -> dict[int, float]:
+    """Tokens/s on MACHINE by experts per layer."""
+    trace = diary()
+    capacities = range(trace.top_k, trace.num_experts + 1)
+    runs = {c: simulate(trace, capacity=c, expert_bytes=_expert_bytes()) for c in capacities}
+    return {c: predict(run, MACHINE, resident_bytes=1_650_000).tokens_per_s for c, run in runs.items()}
+
+
+@cache
+def _bytes_per_token(policy: Literal["lru", "belady"], capacity: int) -> float:
+    trace = diary()
+    run = simulate(trace, policy=policy, capacity=capacity)
+    return int(run.misses.sum()) * _expert_bytes() / len(trace.ids)
+
+
+def _megabytes(capacity: int) -> float:
+    return capacity * len(diary().moe_layers) * _expert_bytes() / 1e6
