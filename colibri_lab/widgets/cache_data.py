@@ -256,15 +256,18 @@ class CacheData:
 
         Arrays, one entry per request: token, expert, evicted and evicted_layer (−1: nobody), outcome (its code), kept.
         inside: (tokens, bytes of E bits); before: the same for the moment before the first token. runner, behind and
-        near, one entry per token: see `Places.runners_up`.
+        near, one entry per token: see `Places.runners_up`; ready: whether the runner-up was there as the pass began.
         """
         start, stop = self.window(token)
         simulation = self.simulate(setting)
         events = simulation.events(layer, start, stop)
-        before = simulation.residents(layer, start - 1, start) if start else np.zeros((1, self.trace.num_experts), bool)
-        inside = np.concatenate([before, simulation.residents(layer, start, stop)])
+        inside = np.concatenate([_before(simulation, layer, start), simulation.residents(layer, start, stop)])
         bits = np.packbits(inside, axis=1, bitorder="little")
         runner, behind, near, unit = self.places.runners_up(layer, start, stop)
+        begins = self._begins(setting, start, stop)
+        met = inside[np.maximum(begins - start, 0)]  # who was there as each token's pass began
+        met[begins < start] = _before(simulation, layer, int(begins[0])) if len(begins) else False
+        ready = (runner >= 0) & met[np.arange(len(met)), np.maximum(runner, 0)]
         facts = {
             "setting": dict(setting), "layer": layer, "start": start, "stop": stop,
             "texts": self.trace.texts[start:stop], "ids": self.trace.ids[start:stop],
@@ -277,8 +280,16 @@ class CacheData:
             "evicted_layer": events["evicted_layer"].astype(np.int32), "kept": events["kept"].astype(np.uint8),
             "outcome": np.array([codes[str(name)] for name in events["outcome"]], np.uint8),
             "before": bits[0], "inside": bits[1:], "runner": runner, "behind": behind,
-            "near": near.astype(np.uint8),
+            "near": near.astype(np.uint8), "ready": ready.astype(np.uint8),
         }  # fmt: skip
+
+    def _begins(self, setting: Mapping[str, Any], start: int, stop: int) -> Array:
+        """The first token of the pass of each token."""
+        tokens = np.arange(start, stop)
+        if setting["passes"] == "each":
+            return tokens
+        firsts = np.array([first for first, _ in self.trace.passes])
+        return firsts[np.searchsorted(firsts, tokens, "right") - 1]
 
     def window(self, token: int | None) -> tuple[int, int]:
         """The tokens that are sent with one: itself near the middle."""
@@ -340,6 +351,14 @@ def sizes_of(trace: Trace) -> Array:
         if ".moe.experts." in name:
             out[rows[int(parts[1])], int(parts[4])] += weights[name].nbytes
     return out
+
+
+def _before(simulation: Any, layer: int, token: int) -> Array:
+    """Who is in the cache before a token, (1, E)."""
+    if token:
+        return np.asarray(simulation.residents(layer, token - 1, token))
+    first = np.asarray(simulation.residents(layer, 0, 1))
+    return first if simulation.policy == "static" else np.zeros_like(first)  # a fixed set is there from the start
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

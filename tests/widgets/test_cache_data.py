@@ -122,6 +122,26 @@ def test_the_timeline_is_who_is_inside(trace: Trace, data: CacheData) -> None:
     assert facts["texts"] == trace.texts and facts["bytes"] == [1000] * 8
 
 
+@pytest.mark.parametrize("passes", ["each", "trace"])
+def test_a_runner_up_is_ready_when_it_was_there_as_the_pass_began(trace: Trace, data: CacheData, passes: str) -> None:
+    """Token by token the state after the token before; in a prefill pass that before the whole pass: nobody."""
+    layer, setting = trace.moe_layers[0], data.check({"passes": passes}, EACH)
+    _, arrays = data.timeline(setting, layer, 0)
+    once = data.simulate(setting)
+    for token in range(60):
+        begin = token if passes == "each" or token >= 40 else 0
+        there = begin > 0 and int(arrays["runner"][token]) in once.resident(layer, begin - 1)
+        assert arrays["ready"][token] == there
+    assert arrays["ready"].any()
+
+
+def test_a_fixed_set_is_there_from_the_start(trace: Trace, data: CacheData) -> None:
+    layer = trace.moe_layers[0]
+    _, arrays = data.timeline({**EACH, "policy": "static"}, layer, 0)
+    busiest = np.argsort(-np.bincount(trace[f"layers.{layer}.moe.expert_ids"].ravel(), minlength=8), kind="stable")[:4]
+    assert np.flatnonzero(np.unpackbits(arrays["before"], bitorder="little")).tolist() == sorted(busiest.tolist())
+
+
 def test_runners_up_are_the_best_of_those_left_out(trace: Trace, data: CacheData) -> None:
     layer = trace.moe_layers[0]
     runner, behind, near, unit = data.places.runners_up(layer, 5, 25)

@@ -101,7 +101,7 @@ function runnerUp(view, block) {
   const runner = block.runner[token - block.start];
   if (runner < 0) return store.facts.margins ? '<span class="q">This token has no runner-up that can be ranked.</span>' : '<span class="unknown">Runner-up not recorded</span> <span class="q">(the trace holds no router logits).</span>';
   const behind = block.behind[token - block.start];
-  const inside = store.inside(block, token - 1, runner);
+  const inside = block.ready[token - block.start];
   const near = block.near[token - block.start];
   const verdict = inside ? (near ? "A near-tie: a substitute would change little here." : "Too far behind to be a substitute.") : "No substitute at hand.";
   return `The runner-up ${chip(view, runner, true)} was ${inside ? "<b>in the cache</b>" : "not in the cache"}, ${behind > 0 && behind < 0.005 ? "less than 0.01" : fixed(behind)} behind${block.unit ? ` in ${block.unit}` : ""}. ${verdict}`;
