@@ -317,6 +317,30 @@ def test_more_than_may_be_locked_is_refused_with_the_limit_and_nothing_is_locked
     assert locked_bytes() == before and np.argwhere(residency.locked).tolist() == [[0, 5]]
 
 
+def test_a_lock_that_is_stopped_half_way_locks_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between two pieces: what this call had locked is unlocked again, what was locked before stays."""
+    residency = lab.cache.residency(lab.open(folder))
+    residency.lock(1, 1)
+    before, pieces = locked_bytes(), []
+    monkeypatch.setattr(pages_module, "_READ", 4 * PAGE)
+    asked = type(residency)._range
+
+    def stopped(self: Any, file: str, span: tuple[int, int]) -> Any:
+        pieces.append(span)
+        if len(pieces) == 20:  # expert 0 is locked by now, and a part of expert 1, which was locked before
+            raise KeyboardInterrupt
+        return asked(self, file, span)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(residency), "_range", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            residency.lock(1)
+    assert len(pieces) > 20 and all(stop - start <= 4 * PAGE for start, stop in pieces[:20])
+    assert locked_bytes() == before
+    residency.refresh()
+    assert np.argwhere(residency.locked).tolist() == [[1, 1]]
+
+
 # ---- results -------------------------------------------------------------------------------------------------------
 
 

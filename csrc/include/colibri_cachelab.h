@@ -123,7 +123,7 @@ int64_t cachelab_sim_pinned(const cachelab_sim *sim); /* those of them for good 
 bool cachelab_sim_holds(const cachelab_sim *sim, int32_t key);
 void cachelab_sim_counts(const cachelab_sim *sim, int64_t *counts); /* [n_layers, 2 (prefill, decode), CACHELAB_N_COUNTS] */
 
-/* ---- pages: which of a mapped file are in memory, and how they come and go ------------------------------------------------- */
+/* ---- 6. pages: which of a mapped file are in memory, and how they come and go ---------------------------------------------- */
 
 /* What became of a call, and why it could not be as asked: one sentence without an end. */
 typedef enum cachelab_status {
