@@ -7,9 +7,11 @@ the experts of all layers; its keys are (layer, expert), its sets follow one ano
 Slots without an expert (id −1) request nothing. Ids alone are needed, so any trace will do.
 """
 
+from colibri_lab.cache.addresses import stage_addresses
 from colibri_lab.cache.budget import BUDGET_POLICIES
 from colibri_lab.cache.costs import Machine, Speed, lateness, predict
 from colibri_lab.cache.curves import miss_ratio_curve, stack_distances
+from colibri_lab.cache.hierarchy import Level, Tlb, Traffic, simulate_addresses
 from colibri_lab.cache.key_values import KeyValueCache, keys
 from colibri_lab.cache.live_run import LiveRun, live
 from colibri_lab.cache.lookahead import look_ahead
@@ -22,8 +24,8 @@ from colibri_lab.cache.simulation import Counts, Simulation, simulate
 from colibri_lab.cache.substitution import Substitution, substitute
 
 __all__ = [
-    "BUDGET_POLICIES", "POLICIES", "Change", "Counts", "KeyValueCache", "LiveRun", "Machine", "Plan", "Prefetch",
-    "Residency", "Simulation", "Speed", "Substitution", "keys", "lateness", "live", "look_ahead", "measure_machine",
-    "miss_ratio_curve", "plan", "predict", "prefetch_quality", "residency", "simulate", "stack_distances",
-    "substitute",
+    "BUDGET_POLICIES", "POLICIES", "Change", "Counts", "KeyValueCache", "Level", "LiveRun", "Machine", "Plan",
+    "Prefetch", "Residency", "Simulation", "Speed", "Substitution", "Tlb", "Traffic", "keys", "lateness", "live",
+    "look_ahead", "measure_machine", "miss_ratio_curve", "plan", "predict", "prefetch_quality", "residency", "simulate",
+    "simulate_addresses", "stack_distances", "stage_addresses", "substitute",
 ]  # fmt: skip

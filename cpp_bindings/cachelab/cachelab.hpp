@@ -11,5 +11,6 @@ namespace py = pybind11;
 
 void bind_pages(py::module_ &m);
 void bind_limits(py::module_ &m);
+void bind_hierarchy(py::module_ &m);
 void bind_requests(py::module_ &m);
 void bind_stages(py::module_ &m);

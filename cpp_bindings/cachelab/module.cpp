@@ -7,6 +7,7 @@ PYBIND11_MODULE(_cachelab, m)
     m.doc() = "What the workbench asks of caches and of the machine, in C.";
     bind_pages(m);
     bind_limits(m);
+    bind_hierarchy(m);
     bind_requests(m);
     bind_stages(m);
 }

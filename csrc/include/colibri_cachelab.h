@@ -246,6 +246,24 @@ float cachelab_fma_chains(const char *isa, int64_t rounds, float seed, double *o
 /* Operations in a second of so many threads together; below 0 when it cannot be run. */
 double cachelab_fma_rate(const char *isa, int threads, int64_t rounds);
 
+/* ---- caches and TLBs of a processor ---------------------------------------------------------------------------------------- */
+
+/* A set-associative table that evicts what was used least recently: a cache level, whose blocks are lines, or a TLB, whose blocks are
+ * pages. Block b = address >> shift belongs to set b % n_sets. */
+typedef struct cachelab_table {
+    int64_t *tags; /* [n_sets, ways], each set from the latest used on; -1: empty */
+    int64_t n_sets, ways;
+    int shift;
+    int64_t accesses, misses;
+} cachelab_table;
+
+/* Empties it and its counts. */
+void cachelab_table_clear(cachelab_table *table);
+
+/* Addresses >= 0, one after another: each asks the first table, and the next one when that misses; every table asked then has its
+ * block. Nothing is written back, prefetched, or thrown out of one table because another lost it. */
+void cachelab_walk(cachelab_table *chain, int64_t n_tables, const int64_t *addresses, int64_t n);
+
 #ifdef __cplusplus
 }
 #endif
