@@ -1,7 +1,7 @@
 """The command line `colibri-lab`: one subcommand per capability.
 
 Exit codes: 0 when the work was done, 1 when it failed (one sentence on standard error), 2 for a wrong command line;
-those of `diff` are in `_cli_diff`, those of `nan` in `_cli_nan`.
+those of `cache`, `diff` and `nan` are in `_cli_cache`, `_cli_diff` and `_cli_nan`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from colibri_lab import __version__, _cli_diff, _cli_nan
+from colibri_lab import __version__, _cli_cache, _cli_diff, _cli_nan
 
 FIRST_NOTEBOOK = "01_routing_explorer.ipynb"
 DEFAULT_FOLDER = Path("colibri-notebooks")
@@ -169,6 +169,7 @@ def parser() -> argparse.ArgumentParser:
 
     _cli_diff.add_to(commands)
     _cli_nan.add_to(commands)
+    _cli_cache.add_to(commands)
 
     command = commands.add_parser(
         "bench", help="measure the engine beside its peers and the machine's limits", add_help=False

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colibri_lab._cli_input import bar, ids_of, input_of, is_checkpoint
+from colibri_lab._cli_input import add_input, bar, input_of, is_checkpoint, session_of
 from colibri_lab._files import must_exist, whole_file
 from colibri_lab.errors import ArgumentError
 
@@ -34,9 +34,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument(
         "--reference", choices=["transformers"], help="with one checkpoint: what transformers makes of it becomes A"
     )
-    text = command.add_mutually_exclusive_group()
-    text.add_argument("--text", help="what checkpoints are run on")
-    text.add_argument("--ids", help="the same as token ids: 1,2,3", type=ids_of)
+    add_input(command)
     command.add_argument("--capture", default="all", help='what checkpoints are recorded with (default: "all")')
     command.add_argument(
         "--tolerance", type=float, help="share of a tap's largest value (default: from the number type and the depth)"
@@ -103,13 +101,6 @@ def _two(options: argparse.Namespace) -> tuple[Trace | Session, Trace | Session]
 
 
 def _run(path: str, x: str | list[int] | None, capture: str) -> Session:
-    import colibri_lab as lab
-
     if x is None:
         raise ArgumentError(f"{path} is a checkpoint: say with --text or --ids what to run it on")
-    model = lab.open(path)
-    if isinstance(x, str) and model.tokenizer is not None:
-        x = model.tokenizer.encode(x)
-    session = model.session(capture=capture, max_tokens=max(1, len(x)))
-    session.feed(x, progress=bar())
-    return session
+    return session_of(path, x, capture)

@@ -3,14 +3,68 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from colibri_lab._files import local_path
 from colibri_lab.errors import ArgumentError, FileError, FormatError
 from colibri_lab.sniff import not_safetensors
 
-__all__ = ["bar", "ids_of", "input_of", "is_checkpoint"]
+if TYPE_CHECKING:
+    from colibri_lab.session import Session
+    from colibri_lab.trace import Trace
+
+__all__ = ["add_input", "add_recording", "bar", "ids_of", "input_of", "is_checkpoint", "recording_of", "session_of"]
+
+_SAID = ("layers", "experts", "top_k", "start")  # what lab.load_trace may have to be told
+
+
+def add_input(command: argparse.ArgumentParser) -> None:
+    """Adds --text and --ids."""
+    text = command.add_mutually_exclusive_group()
+    text.add_argument("--text", help="what a checkpoint is run on")
+    text.add_argument("--ids", help="the same as token ids: 1,2,3", type=ids_of)
+
+
+def add_recording(command: argparse.ArgumentParser) -> None:
+    """Adds what a recording of another program may not say itself."""
+    group = command.add_argument_group("recordings of other programs: what they do not say")
+    group.add_argument("--config", metavar="PATH", help="config.json of the model, or its folder: says all at once")
+    group.add_argument("--layers", metavar="N|N,M…", help="how many layers there are, or which have experts")
+    group.add_argument("--experts", metavar="N", type=int, help="experts of a layer")
+    group.add_argument("--top-k", metavar="N", type=int, help="how many of them a token is sent to")
+    group.add_argument(
+        "--start", metavar="TOKEN", type=int, help="the first token that an SGLang payload has a row for"
+    )
+
+
+def recording_of(options: argparse.Namespace, path: str) -> Trace:
+    """The trace or recording at a path. Raises ColibriError in the words of the command line."""
+    import colibri_lab as lab
+
+    said = {name: value for name in ("config", *_SAID) if (value := getattr(options, name)) is not None}
+    if "layers" in said:
+        numbers = _whole(said["layers"], "--layers")
+        said["layers"] = numbers if "," in said["layers"] else numbers[0]
+    try:
+        return lab.load_trace(path, progress=bar(), **said)
+    except ArgumentError as error:
+        words = re.sub(rf"\b({'|'.join(('config', *_SAID))})=", lambda m: "--" + m[1].replace("_", "-"), str(error))
+        raise ArgumentError(words.replace(" (a config.json, a model, or a dict)", " (a config.json)")) from error
+
+
+def session_of(path: str | None, x: str | list[int], capture: str, **options: Any) -> Session:
+    """A session that ran `x` on the checkpoint at a path (None: the bundled model); `options` are of the session."""
+    import colibri_lab as lab
+
+    model = lab.open() if path is None else lab.open(path)
+    if isinstance(x, str) and model.tokenizer is not None:
+        x = model.tokenizer.encode(x)
+    session = model.session(capture=capture, max_tokens=max(1, len(x)), **options)
+    session.feed(x, progress=bar())
+    return session
 
 
 def bar() -> bool | None:
@@ -80,6 +134,13 @@ def input_of(options: argparse.Namespace) -> str | list[int] | None:
 def ids_of(text: str) -> list[int]:
     """Token ids of "1,2,3"."""
     try:
+        return _whole(text, "ids")
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _whole(text: str, what: str) -> list[int]:
+    try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"ids are whole numbers with commas between them, not '{text:.40}'") from None
+        raise ArgumentError(f"{what} are whole numbers with commas between them, not '{text:.40}'") from None

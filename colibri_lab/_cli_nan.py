@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colibri_lab._cli_input import bar, ids_of, input_of, is_checkpoint
+from colibri_lab._cli_input import add_input, bar, input_of, is_checkpoint, session_of
 from colibri_lab._files import whole_file
 from colibri_lab.errors import ArgumentError
 
@@ -37,9 +37,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument(
         "run_of", metavar="MODEL", nargs="?", help="a checkpoint, or a trace file (default: the bundled model)"
     )
-    text = command.add_mutually_exclusive_group()
-    text.add_argument("--text", help="what a checkpoint is run on")
-    text.add_argument("--ids", help="the same as token ids: 1,2,3", type=ids_of)
+    add_input(command)
     command.add_argument(
         "--emulate",
         metavar="FORMAT",
@@ -93,12 +91,7 @@ def _source(options: argparse.Namespace) -> Session | Trace:
         return trace
     if x is None:
         raise ArgumentError("say with --text or --ids what to run the model on")
-    model = lab.open() if options.run_of is None else lab.open(options.run_of)
-    if isinstance(x, str) and model.tokenizer is not None:
-        x = model.tokenizer.encode(x)
-    session = model.session(capture="all", max_tokens=max(1, len(x)), emulate=options.emulate)
-    session.feed(x, progress=bar())
-    return session
+    return session_of(options.run_of, x, "all", emulate=options.emulate)
 
 
 def _clean(source: Any, weights: list[NonFiniteWeight]) -> str:

@@ -80,7 +80,7 @@ ANALYSES_FOREIGN = {"numpy"}
 ABOVE_THE_ENGINE = {"memory", "model", "weights", "session", "stepper", "tape", "generate"}
 ABOVE_THE_ENGINE |= {"recording", "recording_file"}  # a session whose tape is a file
 WIDGETS_MAY_USE = {"_files", "errors", "trace", "trace_file", "progress", "widgets"} | ANALYSES
-WIDGET_USERS = {"__init__", "_cli", "_cli_diff", "_cli_nan"}
+WIDGET_USERS = {"__init__", "_cli", "_cli_cache", "_cli_diff", "_cli_nan"}
 HEAVY = {"torch", "transformers", "matplotlib", "ipywidgets", "anywidget", "IPython", "traitlets"}
 
 

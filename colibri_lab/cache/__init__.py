@@ -21,11 +21,12 @@ from colibri_lab.cache.plans import Plan, plan
 from colibri_lab.cache.policies import POLICIES
 from colibri_lab.cache.prefetching import Prefetch, prefetch_quality
 from colibri_lab.cache.simulation import Counts, Simulation, simulate
+from colibri_lab.cache.sizes import expert_bytes
 from colibri_lab.cache.substitution import Substitution, substitute
 
 __all__ = [
     "BUDGET_POLICIES", "POLICIES", "Change", "Counts", "KeyValueCache", "Level", "LiveRun", "Machine", "Plan",
-    "Prefetch", "Residency", "Simulation", "Speed", "Substitution", "Tlb", "Traffic", "keys", "lateness", "live",
-    "look_ahead", "measure_machine", "miss_ratio_curve", "plan", "predict", "prefetch_quality", "residency", "simulate",
-    "simulate_addresses", "stack_distances", "stage_addresses", "substitute",
+    "Prefetch", "Residency", "Simulation", "Speed", "Substitution", "Tlb", "Traffic", "expert_bytes", "keys",
+    "lateness", "live", "look_ahead", "measure_machine", "miss_ratio_curve", "plan", "predict", "prefetch_quality",
+    "residency", "simulate", "simulate_addresses", "stack_distances", "stage_addresses", "substitute",
 ]  # fmt: skip

@@ -1,0 +1,217 @@
+"""`colibri-lab cache`: reports for a reader, tables for a program, a sentence for what cannot be."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import colibri_lab as lab
+from colibri_lab import _cli
+from colibri_lab.testing import synthetic_trace
+
+LAYERS, EXPERTS, K, PASSES = 4, 8, 2, (12, 1, 1, 6)
+IDS = "3,1,4,1,5,9,2,6"
+
+
+@pytest.fixture(scope="module")
+def trace() -> lab.Trace:
+    """Three layers with experts, numbered 1, 2 and 3, behind a dense one."""
+    return synthetic_trace(LAYERS, EXPERTS, K, sum(PASSES), seed=3, passes=PASSES, dense_layers=[0])
+
+
+@pytest.fixture(scope="module")
+def path(trace: lab.Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("cache") / "run.safetensors"
+    trace.save(made)
+    return made
+
+
+def run(*arguments: object) -> int:
+    return _cli.main(["cache", *map(str, arguments)])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def least_recently_used(ids: np.ndarray, capacity: int) -> int:
+    """Hits of (tokens, k) requests, by hand: who is wanted now is not pushed out."""
+    cache: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for wanted in ids.tolist():
+        for expert in wanted:
+            hits += expert in cache
+            cache[expert] = None
+            cache.move_to_end(expert)
+            if len(cache) > capacity:
+                del cache[next(old for old in cache if old not in wanted)]
+    return hits
+
+
+def test_the_report_of_every_policy_and_capacity_is_printed(trace: lab.Trace, path: Path, capsys: Any) -> None:
+    """In the order asked for; those of the library, word for word."""
+    assert run(path, "--policy", "lru,lfu", "--policy", "fifo", "--capacity", "4,3") == 0
+    said = capsys.readouterr().out
+    places = [
+        said.index(lab.cache.simulate(trace, policy, capacity).report())
+        for policy in ("lru", "lfu", "fifo")
+        for capacity in (3, 4)
+    ]
+    assert places == sorted(places) and len(set(places)) == 6
+
+
+def test_the_counters_are_those_of_a_cache_kept_by_hand(trace: lab.Trace, path: Path, tmp_path: Path) -> None:
+    """One row for each layer, by its number; requests are hits and misses; every request is one of a token's k."""
+    out = tmp_path / "out.csv"
+    assert run(path, "--capacity", "2,3,5,8", "--csv", out) == 0
+    found = rows(out)
+    assert [(int(row["capacity"]), int(row["layer"])) for row in found] == [
+        (c, n) for c in (2, 3, 5, 8) for n in (1, 2, 3)
+    ]
+    for row in found:
+        ids = trace[f"layers.{row['layer']}.moe.expert_ids"]
+        hits = least_recently_used(ids, int(row["capacity"]))
+        assert (row["policy"], row["scope"], row["passes"], row["phase"]) == ("lru", "layer", "decode", "decode")
+        assert (int(row["hits"]), int(row["requests"])) == (hits, ids.size)
+        assert int(row["misses"]) == ids.size - hits and row["bytes_read"] == ""
+
+
+def test_recorded_passes_tell_prefill_from_decode(trace: lab.Trace, path: Path, tmp_path: Path) -> None:
+    """A pass of several tokens asks for each of its experts once."""
+    out = tmp_path / "out.csv"
+    assert run(path, "--capacity", EXPERTS, "--passes", "trace", "--csv", out) == 0
+    found = {(row["layer"], row["phase"]): int(row["requests"]) for row in rows(out)}
+    for layer in (1, 2, 3):
+        ids = trace[f"layers.{layer}.moe.expert_ids"]
+        assert found[str(layer), "decode"] == 2 * K
+        assert found[str(layer), "prefill"] == len(np.unique(ids[:12])) + len(np.unique(ids[14:]))
+
+
+def test_parquet_holds_what_csv_holds(path: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    a, b = tmp_path / "out.csv", tmp_path / "out.parquet"
+    assert run(path, "--policy", "lru,belady", "--scope", "global", "--csv", a, "--parquet", b) == 0
+    typed = parquet.read_table(b).to_pylist()
+    told = [{name: "" if value is None else str(value) for name, value in row.items()} for row in typed]
+    assert told == rows(a) and len(told) == 2 * 3
+    assert typed[0]["bytes_read"] is None and isinstance(typed[0]["hits"], int)
+
+
+def test_the_table_of_misses_and_the_way_to_belady_are_those_of_simulations(
+    trace: lab.Trace, path: Path, capsys: Any
+) -> None:
+    assert run(path, "--policy", "lru", "--capacity", 4) == 0
+    said = capsys.readouterr().out
+    rates = {policy: 100 * lab.cache.simulate(trace, policy, 4).hit_rate for policy in ("lru", "belady")}
+    line = next(line for line in said.splitlines() if line.startswith("*"))
+    assert line.split() == ["*", "4", f"{100 - rates['lru']:.1f}", "%", f"{100 - rates['belady']:.1f}", "%"]
+    assert f"would hit {rates['belady']:.1f} %: lru {rates['lru']:.1f} %, " in said
+    assert f"{rates['belady'] - rates['lru']:.1f} points below." in said
+
+
+def test_a_checkpoint_is_run_and_says_the_size_of_its_experts(tmp_path: Path, capsys: Any) -> None:
+    """Bytes read are misses times the weights of an expert; the speed is that of the library."""
+    out = tmp_path / "out.csv"
+    assert run("--ids", IDS, "--capacity", 3, "--csv", out, "--read-gbps", 1.5, "--compute-ms", 20) == 0
+    said = capsys.readouterr().out
+    session = lab.open().session(capture="routing", max_tokens=8)
+    session.feed([int(part) for part in IDS.split(",")])
+    weights = session.model.weights
+    size = sum(weights[f"layers.0.moe.experts.0.{name}"].nbytes for name in ("gate", "up", "down"))
+    for row in rows(out):
+        assert int(row["bytes_read"]) == int(row["misses"]) * size > 0
+    machine = lab.cache.Machine(1.5e9, 0.02, source="given on the command line")
+    simulation = lab.cache.simulate(session.trace(), "lru", 3, expert_bytes=size)
+    assert f"lru, 3 experts: {lab.cache.predict(simulation, machine).sentence}\n" in said
+
+
+@pytest.mark.parametrize(("name", "format"), [("run.npz", "vllm"), ("routes.txt", "route_trace")])
+def test_a_recording_of_another_program_opens_once_its_sizes_are_said(
+    trace: lab.Trace, tmp_path: Path, capsys: Any, name: str, format: str
+) -> None:
+    """What is missing is asked for in words of the command line."""
+    trace.export(tmp_path / name, format)
+    assert run(tmp_path / name) == 2
+    said = capsys.readouterr().err
+    assert "--experts or --config" in said and "=" not in said
+    layers = ["--layers", "1,2,3"] if format == "vllm" else []
+    assert run(tmp_path / name, "--experts", EXPERTS, "--capacity", 4, *layers) == 0
+    assert lab.cache.simulate(trace, "lru", 4).report() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_a_picture_of_the_curves_is_written_whole(path: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
+    """Its path is the last line, and no other file stays behind."""
+    out = tmp_path / f"curves.{kind}"
+    assert run(path, "--policy", "lru,fifo", "--plot", out) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(out) and list(tmp_path.iterdir()) == [out]
+    data = out.read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind])
+
+
+def test_the_view_is_of_the_first_policy_and_capacity(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    class View:
+        def __init__(self, source: Any, **how: Any) -> None:
+            made.append(how)
+
+        def to_html(self, path: Path) -> None:
+            path.write_text("<html>")
+
+    monkeypatch.setattr(lab, "CacheLab", View)
+    assert (
+        run(path, "--policy", "fifo,lru", "--capacity", "5,4", "--scope", "global", "--html", tmp_path / "a.html") == 0
+    )
+    assert made == [{"policy": "fifo", "capacity": 4, "scope": "global"}]
+    assert (tmp_path / "a.html").exists()
+
+
+def test_half_of_the_experts_fit_when_nothing_is_said(path: Path, tmp_path: Path) -> None:
+    for scope, capacity in (("layer", EXPERTS // 2), ("global", 3 * EXPERTS // 2)):
+        assert run(path, "--scope", scope, "--csv", tmp_path / "out.csv") == 0
+        assert {row["capacity"] for row in rows(tmp_path / "out.csv")} == {str(capacity)}
+
+
+def test_trouble_exits_with_2_and_one_sentence(path: Path, tmp_path: Path, capsys: Any) -> None:
+    """Never a traceback, and nothing is written. Each names what would do."""
+    for arguments, words in [
+        ([], "--text or --ids"),
+        (["no-such-file"], "no-such-file"),
+        ([path, "--text", "a"], "is a trace"),
+        ([path, "--policy", "lruu"], "did you mean 'lru'"),
+        ([path, "--policy", "lru,,fifo"], "there are lru, "),
+        ([path, "--capacity", "1"], "give --capacity 2"),
+        ([path, "--capacity", "9"], "give --capacity 8"),
+        ([path, "--capacity", "25", "--scope", "global"], "give --capacity 24"),
+        ([path, "--capacity", "a few"], "whole numbers with commas"),
+        ([path, "--expert-bytes", "-5"], "-5"),
+        ([path, "--read-gbps", "3"], "--compute-ms"),
+        ([path, "--read-gbps", "3", "--compute-ms", "9"], "--expert-bytes"),
+        ([path, "--read-gbps", "-3", "--compute-ms", "9", "--expert-bytes", "5"], "-3"),
+        ([path, "--plot", tmp_path / "out.pgn"], ".png"),
+        ([path, "--plot", tmp_path / "out"], ".svg"),
+        ([path, "--csv", tmp_path / "missing" / "out.csv"], "missing"),
+    ]:
+        assert run(*arguments) == 2, arguments
+        said = capsys.readouterr()
+        assert said.err.startswith("colibri-lab: ") and words in said.err and said.err.count("\n") == 1, said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_pyarrow_parquet_is_refused_before_the_work(
+    path: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert run(path, "--parquet", tmp_path / "out.parquet") == 2
+    said = capsys.readouterr()
+    assert "pip install 'colibri-lab[parquet]'" in said.err and said.out == ""
