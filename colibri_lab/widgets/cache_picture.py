@@ -94,7 +94,8 @@ def _request(data: CacheData, setting: Setting, selection: Mapping[str, Any]) ->
     one = mine[0]
     pushed = f", pushed out {int(one['evicted'])}" if one["evicted"] >= 0 else ""
     runner, behind, _, _ = data.places.runners_up(layer, token, token + 1)
-    near = f"   runner-up {int(runner[0])}, {behind[0]:.2f} behind" if runner[0] >= 0 else ""
+    gap = "less than 0.01" if 0 < behind[0] < 0.005 else f"{behind[0]:.2f}"
+    near = f"   runner-up {int(runner[0])}, {gap} behind" if runner[0] >= 0 else ""
     return f"{name}: expert {expert} {one['outcome']}{pushed}{near}"
 
 

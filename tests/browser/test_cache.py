@@ -156,3 +156,32 @@ def test_prefetch_and_scope_are_simulated_too(lab: Any, view: Any) -> None:
     check(lab, view, 24)
     lab.python("view.setting = dict(scope='layer', capacity=4, prefetch='none')")
     expect(view).to_have_attribute("data-setting", "lru 4 layer")
+
+
+def test_menus_and_the_slider_set_what_they_say(lab: Any, view: Any) -> None:
+    """A policy of the menu gets a curve too; another layer, another timeline; the slider steps by keys of its own."""
+    view.get_by_label("More policies").select_option("clock")
+    expect(view).to_have_attribute("data-setting", "clock 4 layer")
+    expect(view.locator(".curves svg")).to_contain_text("CLOCK")
+    view.locator(".range").focus()
+    lab.page.keyboard.press("ArrowRight")
+    check(lab, view, 5)
+    view.locator("select.layer").select_option("5")
+    expect(view.locator(".timetitle")).to_have_text("Cache of layer 5, token by token")
+    assert in_python(lab) and lab.python("print(view.selection['layer'])") == "5"
+
+
+def test_without_a_kernel_the_curves_go_on(lab: Any, view: Any) -> None:
+    """The state is said; what was counted can still be dragged through, what was not is refused in words."""
+    lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    expect(view.locator(".live")).to_have_text("no kernel")
+    expect(view.get_by_role("button", name="Save HTML")).to_be_disabled()
+    view.locator(".curves").focus()
+    lab.page.keyboard.press("Home")
+    expect(view).to_have_attribute("data-setting", "clock 2 layer")
+    expect(view.locator(".say")).to_contain_text("with 2 experts per layer")
+    expect(view.locator(".misssay")).to_contain_text("needs Python")
+    lab.page.keyboard.press("End")
+    expect(view).to_have_attribute("data-setting", "clock 8 layer")
+    lab.page.wait_for_timeout(500)
+    lab.errors[:] = [words for words in lab.errors if "debugger state" not in words]  # JupyterLab's own, of a restart

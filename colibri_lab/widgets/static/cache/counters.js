@@ -37,7 +37,7 @@ export function findings(view) {
   const at = (policy) => store.counts(store.curve(setting, policy), setting.capacity);
   const mine = at(setting.policy);
   if (!mine || !mainPart(mine).requests) return "";
-  const out = [firsts(setting, mainPart(mine)), falling(store, setting), fixedSet(view, at("static"), at("belady"), at("lru")), blind(store, setting, at("lru")), never(store, setting), rises(store.curve(setting), store)];
+  const out = [firsts(setting, mainPart(mine)), falling(store, setting), fixedSet(view, at("static"), at("belady"), at("lru")), blind(store, setting, at("lru")), never(store, setting), rises(store.curve(setting), store), choice(store, setting)];
   return out.filter(Boolean).slice(0, 3).map((words) => `<li>${words}</li>`).join("");
 }
 
@@ -86,4 +86,15 @@ function rises(curve, store) {
   const misses = curve.capacities.map((c) => mainPart(store.counts(curve, c)).misses);
   const i = misses.findIndex((n, j) => j > 0 && n > misses[j - 1]);
   return i > 0 ? `${escape(title(curve.policy))} misses more with ${count(curve.capacities[i])} experts than with ${count(curve.capacities[i - 1])}: it is no stack policy.` : "";
+}
+
+// Whether the policy matters at this size, among those that can be built.
+function choice(store, setting) {
+  const built = store.drawn(setting).filter(({ policy }) => policy !== "belady" && (policy !== "static" || !store.facts.own_profile));
+  const found = built.map((curve) => store.counts(curve, setting.capacity)).filter(Boolean);
+  if (found.length < 3) return "";
+  const ranked = found.map((counts) => [missShare(mainPart(counts)), counts.policy]).sort(([a], [b]) => a - b);
+  const [[best, policy], [worst, last]] = [ranked[0], ranked.at(-1)];
+  if (worst - best < 0.02) return `The policies that can be built here miss ${shareText(best)} to ${shareText(worst)}: the size matters more than the policy.`;
+  return `At this size ${escape(title(policy))} misses least of what can be built, ${shareText(best)}; ${escape(title(last))} most, ${shareText(worst)}.`;
 }

@@ -35,7 +35,7 @@ export function hitTimeline(view, layout, px, py) {
 
 export function timelinePicture(view, layout, block) {
   const { store, token, expert } = view;
-  if (!block) return `<svg width="${layout.width}" height="${layout.height}" aria-hidden="true"><text x="${LEFT}" y="40">${view.live ? "Being simulated …" : "The timeline of this setting was not saved."}</text></svg>`;
+  if (!block) return `<svg width="${layout.width}" height="${layout.height}" aria-hidden="true"><text x="${LEFT}" y="40">${view.live ? "Being simulated …" : "The timeline of this setting is not here."}</text></svg>`;
   const { left, top, cell, row, shown, start } = layout;
   const end = Math.min(start + shown, block.stop);
   const from = Math.max(start, block.start);

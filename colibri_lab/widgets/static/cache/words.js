@@ -82,7 +82,7 @@ export function requestSentence(view) {
   const { store, setting, layer, token, expert } = view;
   if (token === null) return '<span class="q">Nothing is selected.</span>';
   const block = store.timeline(setting, layer, token);
-  if (!block) return `<span class="q">${view.live ? "The timeline is being simulated …" : "The timeline of this setting was not saved; that needs Python."}</span>`;
+  if (!block) return `<span class="q">${view.live ? "The timeline is being simulated …" : "The timeline of this setting is not here; that needs Python."}</span>`;
   const name = `Token ${count(token)} <span class="tt">${escape(word(block.texts[token - block.start] ?? "", block.ids[token - block.start] ?? -1))}</span>`;
   if (expert === null) return name;
   const it = chip(view, expert);
