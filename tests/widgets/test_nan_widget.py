@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import read_checkpoint, write_checkpoint
 from diffs import copied, of
 from founds import CURED, EXPERT, LAYER, OVERFLOW, TOKEN, UNKNOWN, WEIGHT, many, overflow, run, table
 
 import colibri_lab as lab
 from colibri_lab.errors import ArgumentError, BusyError, ColibriError, TapError
+from colibri_lab.testing import tiny_model
 from colibri_lab.widgets.nan import NanTracer
 
 HIDDEN = f"layers.{LAYER}.moe.experts.*.hidden"
@@ -155,15 +157,19 @@ def test_anything_else_is_refused_in_a_sentence(wrong: Any, words: str) -> None:
 
 
 def test_a_model_may_be_a_path_and_nothing_else(tmp_path: Path) -> None:
-    """It is opened once, for the search and for the cures."""
-    model = lab.open()
-    bias = {"norm": np.full_like(model.weights["norm"], np.inf)}
-    session = model.with_weights(bias).session(capture="all")
+    """It is opened once, for the search and for the cures; that of another run is refused."""
+    config, tensors = read_checkpoint(tiny_model(tmp_path / "clean"))
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].copy()
+    tensors["model.norm.weight"][3] = np.inf
+    folder = write_checkpoint(tmp_path / "broken", config, tensors)
+    session = lab.open(folder).session(capture="all", max_tokens=2)
     session.feed([1, 2])
     session.trace().save(tmp_path / "run.safetensors")
-    view = lab.NanTracer(tmp_path / "run.safetensors", model=str(model.path))
-    cure = view.cure("clamp")
-    assert cure is not None and "another" in cure.note
+    view = lab.NanTracer(tmp_path / "run.safetensors", model=str(folder))
+    cure = view.cure("weight")
+    assert cure is not None and cure.gone is True
+    with pytest.raises(ArgumentError, match="made by another model"):
+        lab.NanTracer(tmp_path / "run.safetensors", model=str(tmp_path / "clean"))
     with pytest.raises(ArgumentError, match="Model or its path; this is a int"):
         lab.NanTracer(view.found, model=3)
     with pytest.raises(ArgumentError, match="Model or its path; this is a int"):
