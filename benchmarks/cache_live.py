@@ -160,7 +160,7 @@ def page(whole: dict[str, Any]) -> str:
         "# A budget of experts, run and predicted",
         f"{about['cpu']}, {about['date']}, load {about['load_at_start']} to {about['load_at_end']} on {about['cpus']} "
         f"CPUs; {given['model']} {given['dtype']}, {given['tokens']} tokens decoded, {given['policy']} per layer, "
-        f"{given['threads']} threads, {given['rounds']} interleaved rounds: median (lowest–highest).",
+        f"threads: {given['threads']}, {given['rounds']} interleaved rounds: median (lowest–highest).",
         f"Measured {len(whole['probes'])} times between the runs, with reads of "
         f"{whole['budgets'][0]['runs'][0]['request_bytes']:,} bytes: {'; '.join(spread)}.",
         table(
@@ -189,6 +189,7 @@ def draw(whole: dict[str, Any], path: Path) -> None:
     hits.legend(fontsize=8, loc="lower right")
     read.plot(budgets, [e["predicted"]["bytes_per_token"] / 1e6 for e in entries], "s-", color="#0072B2")
     read.set(title="read for each token", ylabel="MB")
+    read.margins(y=0.1)
     read.set_ylim(bottom=0)
     speeds = [[run["tokens_per_s"] for run in e["runs"]] for e in entries]
     medians = [statistics.median(some) for some in speeds]
@@ -207,6 +208,15 @@ def draw(whole: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+def record(whole: dict[str, Any], folder: Path) -> Path:
+    """Writes cache-live-<cpu>-<date>.json, .md and .png; returns the page."""
+    base = folder / f"cache-live-{machine.slug(whole['machine'])}"
+    write(base.with_name(f"{base.name}.json"), json.dumps(whole, indent=1) + "\n")
+    write(base.with_name(f"{base.name}.md"), page(whole))
+    draw(whole, base.with_name(f"{base.name}.png"))
+    return base.with_name(f"{base.name}.md")
+
+
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     out.add_argument("--model", default="fine", choices=SPECS)
@@ -223,12 +233,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     options = parser().parse_args()
-    whole = measured(options)
-    base = options.results / f"cache-live-{machine.slug(whole['machine'])}"
-    write(base.with_name(f"{base.name}.json"), json.dumps(whole, indent=1) + "\n")
-    write(base.with_name(f"{base.name}.md"), page(whole))
-    draw(whole, base.with_name(f"{base.name}.png"))
-    print(page(whole))
+    print(record(measured(options), options.results).read_text(encoding="utf-8"))
     return 0
 
 

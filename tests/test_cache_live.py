@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cache_live
 import numpy as np
 import pytest
 
@@ -208,12 +210,24 @@ def test_an_expert_in_several_files_is_read_from_each(tmp_path: Path) -> None:
 
 
 @on_linux
-def test_experts_smaller_than_a_page_are_counted_and_not_called_cold() -> None:
-    """The bundled model's experts share their pages."""
+def test_experts_smaller_than_a_page_are_counted_and_not_called_cold(tmp_path: Path) -> None:
+    """They share their pages and cannot be dropped: no run calls them cold, and no rate is made up from them."""
+    with lab.open(tiny_model(tmp_path, hidden=16, expert_width=8)) as small:
+        run = cache.live(small, [1, 2, 3], 2, new_tokens=3, progress=False)
+        assert run.agrees and not run.cold and "No expert fills a page of its own" in run.report()
+        with pytest.raises(UnsupportedError, match="no cold reads to measure"):
+            cache.measure_machine(small, progress=False)
+
+
+@on_linux
+def test_a_text_is_run_through_the_models_tokenizer() -> None:
+    """The bundled model has one: ids and texts are those of a session."""
     with lab.open() as bundled:
         run = cache.live(bundled, "A lonely", bundled.config.top_k, new_tokens=3, progress=False)
-        assert run.agrees
-        assert run.cold == ("out of memory" in run.cold_sentence)
+        session = bundled.session(max_tokens=20)
+        session.feed("A lonely")
+        list(session.generate(3, stop_ids=()))
+        assert run.ids == session.ids and run.texts == session.texts and run.agrees
 
 
 # ---- interrupts ----------------------------------------------------------------------------------------------------
@@ -280,6 +294,44 @@ def test_a_dense_model_is_refused_when_it_is_opened(tmp_path: Path) -> None:
     """It has no experts to keep or to drop."""
     with pytest.raises(UnsupportedError, match="no mixture-of-experts layer"):
         cache.live(lab.open(tiny_model(tmp_path, "qwen3_moe", dense_layers=(0, 1))), [1, 2])
+
+
+# ---- measuring -----------------------------------------------------------------------------------------------------
+
+
+@on_linux
+def test_a_machine_is_measured_with_the_models_own_experts(model: lab.Model) -> None:
+    """Its figures are positive, it says how they were come by, and it predicts a run of the same model."""
+    if not live(model, 3, new_tokens=0).cold:
+        pytest.skip("not available here: this file system keeps its pages in memory")
+    machine = cache.measure_machine(model, threads=1, progress=False)
+    assert machine.read_bytes_per_s > 0 and machine.seconds_per_token > 0 and machine.seconds_per_read > 0
+    assert "16 experts of 98,304 bytes read cold" in machine.source and "1 thread" in machine.source
+    speed = cache.predict(live(model, 3).simulation, machine)
+    assert speed.seconds_compute == machine.seconds_per_token and speed.tokens_per_s > 0
+
+
+@on_linux
+def test_the_benchmark_of_budgets_leaves_figures_a_page_and_a_picture(tmp_path: Path) -> None:
+    """One round of a small model, from its arguments to its files."""
+    given = ["--model", "tiny", "--budgets", "2,3", "--tokens", "3", "--rounds", "1", "--cache", str(tmp_path)]
+    page = cache_live.record(cache_live.measured(cache_live.parser().parse_args(given)), tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "| 2 of 4 |" in text and "| 3 of 4 |" in text and "with reads of" in text
+    assert page.with_suffix(".png").stat().st_size > 1000
+
+
+def test_the_recorded_runs_were_replayed_exactly_and_predicted_within_a_quarter() -> None:
+    """Three budgets, seven runs each, cold at the start; the page beside the figures says the same."""
+    results = Path(cache_live.__file__).parent / "results"
+    path = max(results.glob("cache-live-*.json"))
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == cache_live.page(whole)
+    assert len(whole["budgets"]) >= 3
+    for entry in whole["budgets"]:
+        assert len(entry["runs"]) >= 7 and all(run["replayed"] and run["cold"] for run in entry["runs"])
+        median = np.median([run["tokens_per_s"] for run in entry["runs"]])
+        assert abs(entry["predicted"]["tokens_per_s"] / median - 1) <= 0.25
 
 
 # ---- the budget itself ---------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class LiveCounts:
     bytes_read: Whole
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LiveRun:
     """What a run with a budget of experts did and how long that took. Made by `lab.cache.live`."""
 
@@ -153,15 +153,15 @@ class LiveRun:
             n_bytes / self.read_seconds,
             float((decode["seconds"] - idle).mean()),
             float(self.passes["drop_seconds"].sum()) / reads,
-            source=f"what a live run of {len(self.ids)} tokens took itself, {self.threads} threads",
+            source=f"what a live run of {len(self.ids)} tokens took itself, {_threads(self.threads)}",
         )
 
     def report(self) -> str:
         """All of it as a table, with what is known about the pages and whether the simulator agrees."""
         where = "each layer" if self.scope == "layer" else "all layers"
         lines = [
-            f"live run: {self.policy}, {self.capacity} experts for {where}, {len(self.ids)} tokens, {self.threads} "
-            "threads",
+            f"live run: {self.policy}, {self.capacity} experts for {where}, {len(self.ids)} tokens, "
+            f"{_threads(self.threads)}",
             f"  {'':8}{'passes':>7}{'requests':>10}{'hits':>9}{'misses':>8}{'hit rate':>10}{'read':>11}{'seconds':>9}"
             f"{'reading':>9}",
         ]
@@ -176,6 +176,12 @@ class LiveRun:
         if len(self._decoded):
             lines.append(f"  {self.tokens_per_s:.2f} tokens/s decoding; reads of up to {self.request_bytes:,} bytes")
         return "\n".join([*lines, f"  {self.cold_sentence}", f"  {self._verdict()}"])
+
+    def __repr__(self) -> str:
+        return (
+            f"<LiveRun {self.policy}, {self.capacity} experts: {len(self.ids)} tokens, {int(self.hits.sum())} hits, "
+            f"{int(self.misses.sum())} misses, {int(self.bytes_read.sum()) / 1e6:.1f} MB read>"
+        )
 
     def _verdict(self) -> str:
         return (
@@ -342,6 +348,10 @@ def _prompt(model: Any, x: Any) -> NDArray[Any]:
     if ids.ndim != 1 or not ids.size:
         raise ArgumentError(f"a live run begins with at least one token, in one flat row; this is {ids.shape}")
     return ids
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count != 1)}"
 
 
 def _greedy(logits: NDArray[np.float32]) -> int:

@@ -18,7 +18,7 @@ from colibri_lab.progress import Progress, shown
 __all__ = ["measure_machine"]
 
 _READS = 120  # experts read cold
-_BYTES = 1 << 29  # or fewer, of this many bytes in all
+_BYTES = 1 << 29  # or fewer, of this many bytes together
 _FEWEST = 8
 _TOKENS = 12  # decoded with all they need resident
 
@@ -27,7 +27,7 @@ def measure_machine(model: Any, *, threads: int | None = None, progress: Progres
     """Reads experts cold and decodes with all experts resident, here and now, in turn, so that both meet the same
     machine.
 
-    Read rate: up to 64 experts in random order, out of memory and out of the page cache before, read whole as
+    Read rate: up to 120 experts in random order, out of memory and out of the page cache before, read whole as
     `lab.cache.live` reads them; their bytes by the sum of their seconds. Seconds per read: the mean time to let one go.
     Compute: the median over 12 tokens that are decoded a second time, when all they need is resident, through a stepper
     as a live run does (a plain session is faster by what stepping costs). The overlap is 0, for a live run reads and
@@ -72,6 +72,6 @@ def measure_machine(model: Any, *, threads: int | None = None, progress: Progres
         dropping / count,
         source=(
             f"measured: {count} experts of {each:,} bytes read cold, {_TOKENS} tokens decoded with all resident, "
-            f"{int(session.threads)} threads"
+            f"{int(session.threads)} {'thread' if session.threads == 1 else 'threads'}"
         ),
     )
