@@ -204,13 +204,12 @@ class CacheData:
 
     def facts(self) -> dict[str, Any]:
         """What the trace is, small enough for JSON."""
-        trace = self.trace
+        trace, lengths = self.trace, np.diff(self._passes, axis=1)
         return {
             "title": self.title(), "tokens": len(trace.ids), "layers": trace.moe_layers, "experts": trace.num_experts,
             "top_k": trace.top_k, "policies": dict(cache.POLICIES), "prefetches": list(self.prefetches),
             "expert_bytes": self.mean_bytes, "holes": self.places.holes,
-            "longest_pass": max((stop - start for start, stop in trace.passes), default=0),
-            "decode_tokens": sum(stop - start == 1 for start, stop in trace.passes),
+            "longest_pass": int(lengths.max(initial=0)), "decode_tokens": int((lengths == 1).sum()),
             "own_profile": self.profile is None, "margins": self.places.recorded,
             "machine": None if self.machine is None else str(self.machine.source),
             "measured": [_measured(run) for run in self.runs],
@@ -288,8 +287,13 @@ class CacheData:
         tokens = np.arange(start, stop)
         if setting["passes"] == "each":
             return tokens
-        firsts = np.array([first for first, _ in self.trace.passes])
+        firsts = self._passes[:, 0]
         return firsts[np.searchsorted(firsts, tokens, "right") - 1]
+
+    @cached_property
+    def _passes(self) -> Array:
+        """First and last token of each pass, the last exclusive: (passes, 2)."""
+        return np.array(self.trace.meta["passes"], np.int64).reshape(-1, 2)
 
     def window(self, token: int | None) -> tuple[int, int]:
         """The tokens that are sent with one: itself near the middle."""

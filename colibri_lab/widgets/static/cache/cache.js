@@ -1,11 +1,9 @@
 // The view: one setting (policy, capacity, …), one selection (layer, token, expert), parts that draw them, and messages with Python.
 import { BaseView, renderer } from "../common/base_view.js";
-import { escape, percent } from "../common/format.js";
 import { SUPPRESS } from "../common/frame.js";
-import { interrupter } from "../common/kernel.js";
 import { download } from "../common/page.js";
 import { patch } from "../common/patch.js";
-import { LIVE, showFault, showHelp } from "../common/states.js";
+import { showHelp } from "../common/states.js";
 import { unpack } from "../common/wire.js";
 import { passButtons, policyButtons, prefetchButtons, scopeButtons } from "./controls.js";
 import { counterTable, countersRemark, findings } from "./counters.js";
@@ -193,7 +191,7 @@ class CacheView extends BaseView {
       escape: (target) => {
         if (!parts.help.hidden) showHelp(parts, false);
         else if (target === parts.number) this.askNumber(false);
-        else if (!parts.actions.stop.hidden && !parts.actions.stop.disabled) this.press("stop");
+        else if (!parts.actions.stop.hidden && !parts.actions.stop.disabled) this.pressCommon("stop");
         else target.blur();
       },
     };
@@ -223,7 +221,7 @@ class CacheView extends BaseView {
   clicked(event) {
     const near = (name) => event.target.closest(`[data-${name}]`)?.dataset;
     const { target } = event;
-    if (near("act")) return this.press(near("act").act);
+    if (near("act")) return this.pressCommon(near("act").act);
     if (near("set")) return this.set({ [near("set").set]: near("set").value });
     if (near("do")) return this.model.send({ kind: "panel", name: near("do").panel, act: near("do").do });
     if (near("map")) return this.chooseOn(target.closest("[data-map]"), event);
@@ -242,15 +240,6 @@ class CacheView extends BaseView {
     const box = map.firstElementChild.getBoundingClientRect();
     const wish = steps ? panel.step(facts, this.view, ...steps) : panel.at(facts, this.widths[name], clientX - box.left, clientY - box.top);
     if (wish) this.choose(wish);
-  }
-
-  press(act) {
-    const { parts, view, model } = this;
-    if (act === "stop") {
-      if (!model.get("_in_cell")) model.send({ kind: "stop" });
-      else interrupter(model)?.().catch(() => this.tell("The kernel could not be interrupted from here; use its own interrupt (■, or I I)."));
-    } else if (act === "recipe") this.copy(`${view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
-    else this.pressCommon(act);
   }
 
   // ---- drawing ----
@@ -333,24 +322,8 @@ class CacheView extends BaseView {
   // ---- states ----
 
   showState() {
-    const { parts, model, kernel } = this;
-    const status = model.get("_status") ?? {};
-    const working = status.state === "working" || status.state === "busy";
-    if (status.state === "error") this.asked = null;
-    parts.live.textContent = LIVE[kernel];
-    parts.live.dataset.state = kernel;
-    parts.actions.html.disabled = !this.able();
-    parts.actions.html.hidden = this.page;
-    const stoppable = !model.get("_in_cell") || interrupter(model) !== null;
-    parts.actions.stop.hidden = !working;
-    parts.actions.stop.disabled = !stoppable || !this.able();
-    const done = status.total ? status.done / status.total : 0;
-    parts.meter.parentElement.hidden = !working || !status.total;
-    parts.meter.style.width = `${100 * done}%`;
-    const words = WHY[kernel] ? `<b class="bad">✗</b> ${escape(WHY[kernel])}` : working ? `${escape(status.text ?? "")}${status.total ? `, ${percent(done)}` : ""}` : status.state === "idle" ? escape(status.text ?? "") : "";
-    patch(parts.worktext, words);
-    if (status.state === "error") showFault(parts, status);
-    else parts.fault.hidden = true;
+    if (this.model.get("_status")?.state === "error") this.asked = null;
+    this.showWork(WHY[this.kernel]);
   }
 }
 

@@ -2,7 +2,7 @@
 import { count, escape } from "../common/format.js";
 import { ring } from "../common/pointers.js";
 import { title } from "./store.js";
-import { mainPart, missShare, shareText, sizeText, speedText } from "./words.js";
+import { mainPart, measuredRuns, missShare, shareText, sizeText, speedText } from "./words.js";
 
 const LEFT = 62;
 const RIGHT = 134;
@@ -18,7 +18,7 @@ export function layoutCurves(view, width) {
   const { store, setting } = view;
   const capacities = store.curve(setting)?.capacities ?? [setting.capacity];
   const [least, most] = [capacities[0], capacities.at(-1)];
-  const speed = (store.curve(setting)?.speed.some((v) => v !== null) ?? false) || store.facts.measured.some((run) => run.policy === setting.policy && run.scope === setting.scope);
+  const speed = (store.curve(setting)?.speed.some((v) => v !== null) ?? false) || measuredRuns(view).length > 0;
   const narrow = width < 420;
   const end = width - (narrow ? 16 : RIGHT);
   const x = (capacity) => (most === least ? (LEFT + end) / 2 : LEFT + 14 + ((capacity - least) * (end - LEFT - 28)) / (most - least));
@@ -93,8 +93,7 @@ function legend(view, layout, curves) {
 
 // ---- speed ----
 
-const speedTop = ({ store, setting }) => Math.max(...(store.curve(setting)?.speed ?? []), ...measured(store, setting).map((run) => run.speed), 1e-9) * 1.12;
-const measured = (store, setting) => store.facts.measured.filter((run) => run.policy === setting.policy && run.scope === setting.scope && run.speed !== null);
+const speedTop = (view) => Math.max(...(view.store.curve(view.setting)?.speed ?? []), ...measuredRuns(view).map((run) => run.speed), 1e-9) * 1.12;
 const speedY = (view) => {
   const most = speedTop(view);
   return (v) => TOP + MISSES + GAP + SPEED * (1 - v / most);
@@ -115,9 +114,9 @@ function speeds(view, { x, end, narrow, capacities }) {
     s += `<rect x="${from}" y="${y(most) - 4}" width="${to - from}" height="${y(0) - y(most) + 4}" fill="var(--warn)" fill-opacity=".13"/><text x="${to - 4}" y="${y(most) + 7}" text-anchor="end" class="warn">${to - from > 190 ? "more cache, slower: memory is full" : "more cache, slower"}</text>`;
   }
   if (points.length) s += `<path d="M${points.map(([v, c]) => `${x(c)} ${y(v)}`).join("L")}" fill="none" stroke="var(--ink)" stroke-width="2"/>`;
-  for (const run of measured(store, setting)) s += `<path d="M${x(run.capacity) - 4} ${y(run.speed) - 4}l8 8m0 -8l-8 8" stroke="var(--ink)" stroke-width="2"/>`;
+  for (const run of measuredRuns(view)) s += `<path d="M${x(run.capacity) - 4} ${y(run.speed) - 4}l8 8m0 -8l-8 8" stroke="var(--ink)" stroke-width="2"/>`;
   const at = TOP + MISSES + GAP;
-  return s + (narrow ? "" : `<text class="k" x="${end + 14}" y="${at + 20}">tokens/s</text>${points.length ? `<text x="${end + 14}" y="${at + 40}">— predicted</text>` : ""}${measured(store, setting).length ? `<text x="${end + 14}" y="${at + 56}">× measured</text>` : ""}`);
+  return s + (narrow ? "" : `<text class="k" x="${end + 14}" y="${at + 20}">tokens/s</text>${points.length ? `<text x="${end + 14}" y="${at + 40}">— predicted</text>` : ""}${measuredRuns(view).length ? `<text x="${end + 14}" y="${at + 56}">× measured</text>` : ""}`);
 }
 
 function niceStep(rough) {

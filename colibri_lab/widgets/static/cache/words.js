@@ -28,8 +28,13 @@ export function bytesPerToken({ store, setting }, counts) {
 // The part that the answer is about: decode, or prefill where there is nothing else.
 export const mainPart = (counts) => (counts.decode.requests ? counts.decode : counts.prefill);
 
-export function measuredAt({ store, setting }) {
-  return store.facts.measured.find((run) => run.policy === setting.policy && run.capacity === setting.capacity && run.scope === setting.scope) ?? null;
+// Real runs of the same policy and scope that decoded something.
+export const measuredRuns = ({ store, setting }) => store.facts.measured.filter((run) => run.policy === setting.policy && run.scope === setting.scope && run.speed !== null);
+
+// The median of those with as many experts; null without one.
+function measuredSpeed(view) {
+  const speeds = measuredRuns(view).filter((run) => run.capacity === view.setting.capacity).map((run) => run.speed).sort((a, b) => a - b);
+  return speeds.length ? speeds[speeds.length >> 1] : null;
 }
 
 export function sentence(view) {
@@ -43,11 +48,11 @@ export function sentence(view) {
   const part = mainPart(counts);
   if (!part.requests) return `${name}: nothing is asked for, every slot of the trace is without an expert.`;
   const read = bytesPerToken(view, counts);
-  const run = measuredAt(view);
+  const measured = measuredSpeed(view);
   const said = [`<b>${shareText(missShare(part))}</b> of requests miss`];
   if (read !== null) said.push(`${sizeText(read)} are read per token`);
   if (counts.speed !== null) said.push(`<b>${speedText(counts.speed)} tokens/s</b> predicted`);
-  if (run) said.push(`${speedText(run.speed)} measured`);
+  if (measured !== null) said.push(`${speedText(measured)} measured`);
   return `${name}: ${said.join(", ")}. <span class="sub">${asides(view, part)}</span>`;
 }
 

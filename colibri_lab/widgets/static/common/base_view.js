@@ -1,9 +1,9 @@
 // What a view's script listens to, and what it does in every view: theme, width, kernel, copying, words that fade, faults.
 // A model gives get, set, save_changes, on, off and send; a saved page passes a small stand-in with the data in it (see html.py).
-import { keepOwnShell, watchKernel } from "./kernel.js";
+import { interrupter, keepOwnShell, watchKernel } from "./kernel.js";
 import { copyText, watchTheme } from "./page.js";
 import { isDark, makePalette } from "./palette.js";
-import { showHelp } from "./states.js";
+import { showHelp, showWork } from "./states.js";
 
 let views = 0;
 
@@ -74,10 +74,20 @@ export class BaseView {
     this.showState();
   }
 
+  // What runs, how far it is, and a fault. Work in a cell is stopped by interrupting the kernel, for no message is heard while one runs.
+  showWork(why) {
+    const { model } = this;
+    showWork({ ...this, able: this.able() }, why, !model.get("_in_cell") || interrupter(model) !== null);
+  }
+
   // The buttons that every view has; false for any other.
   pressCommon(act) {
-    const { parts, model } = this;
-    if (act === "html") model.send({ kind: "html" });
+    const { parts, model, view } = this;
+    if (act === "stop") {
+      if (!model.get("_in_cell")) model.send({ kind: "stop" });
+      else interrupter(model)?.().catch(() => this.tell("The kernel could not be interrupted from here; use its own interrupt (■, or I I)."));
+    } else if (act === "recipe") this.copy(`${view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
+    else if (act === "html") model.send({ kind: "html" });
     else if (act === "copy") this.copy(parts.code.textContent);
     else if (act === "traceback") parts.trace.hidden = !parts.trace.hidden;
     else if (act === "copytrace") this.copy(parts.trace.textContent);

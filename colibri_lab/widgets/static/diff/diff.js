@@ -3,7 +3,7 @@ import { BaseView, renderer } from "../common/base_view.js";
 import { escape, plural } from "../common/format.js";
 import { download } from "../common/page.js";
 import { patch } from "../common/patch.js";
-import { LIVE, showFault, showHelp } from "../common/states.js";
+import { showHelp } from "../common/states.js";
 import { kindOf, ofExpert, stepOnMap } from "../common/tap_map.js";
 import { unpack } from "../common/wire.js";
 import { errorMap, wide } from "./error_map.js";
@@ -165,7 +165,6 @@ class DiffView extends BaseView {
       patch(parts.reasons, whyCard(view));
       parts.reasons.querySelector(view.allTried ? "[data-act=fewtried]" : "[data-act=alltried]")?.focus({ preventScroll: true });
     } else if (act === "copyconfirm") this.copy(view.store.facts.diagnosis.confirm);
-    else if (act === "recipe") this.copy(`${view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
     else this.pressCommon(act);
   }
 
@@ -226,15 +225,7 @@ class DiffView extends BaseView {
   // ---- states ----
 
   showState() {
-    const { parts, model, kernel } = this;
-    const status = model.get("_status") ?? {};
-    parts.live.textContent = LIVE[kernel];
-    parts.live.dataset.state = kernel;
-    parts.actions.html.disabled = !this.able();
-    parts.actions.html.hidden = this.page;
-    patch(parts.worktext, WHY[kernel] ? `<b class="bad">✗</b> ${escape(WHY[kernel])}` : "");
-    if (status.state === "error") showFault(parts, status);
-    else parts.fault.hidden = true;
+    this.showWork(WHY[this.kernel]);
   }
 }
 

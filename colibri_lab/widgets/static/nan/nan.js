@@ -1,10 +1,8 @@
 // The view: one selection (tap, token, expert) and one chosen origin, parts that draw them, and messages with Python.
 import { BaseView, renderer } from "../common/base_view.js";
-import { escape } from "../common/format.js";
-import { interrupter } from "../common/kernel.js";
 import { download } from "../common/page.js";
 import { patch } from "../common/patch.js";
-import { LIVE, showFault, showHelp } from "../common/states.js";
+import { showHelp } from "../common/states.js";
 import { kindOf, ofExpert, stepOnMap } from "../common/tap_map.js";
 import { unpack } from "../common/wire.js";
 import { cureTable } from "./cures.js";
@@ -169,16 +167,12 @@ class NanView extends BaseView {
   }
 
   press(act) {
-    const { parts, view, model } = this;
+    const { parts, view } = this;
     if (act === "allorigins" || act === "feworigins") {
       view.allOrigins = act === "allorigins";
       patch(parts.origins, originList(view));
       parts.origins.querySelector(view.allOrigins ? "[data-act=feworigins]" : "[data-act=allorigins]")?.focus({ preventScroll: true });
-    } else if (act === "stop") {
-      if (!model.get("_in_cell")) model.send({ kind: "stop" });
-      else interrupter(model)?.().catch(() => this.tell("The kernel could not be interrupted from here; use its own interrupt (■, or I I)."));
-    } else if (act === "recipe") this.copy(`${view.store?.facts.recipe ?? ""}${parts.code.textContent}\n`);
-    else this.pressCommon(act);
+    } else this.pressCommon(act);
   }
 
   runCure(i) {
@@ -251,23 +245,7 @@ class NanView extends BaseView {
   // ---- states ----
 
   showState() {
-    const { parts, model, kernel } = this;
-    const status = model.get("_status") ?? {};
-    const working = status.state === "working" || status.state === "busy";
-    parts.live.textContent = LIVE[kernel];
-    parts.live.dataset.state = kernel;
-    parts.actions.html.disabled = !this.able();
-    parts.actions.html.hidden = this.page;
-    const stoppable = !model.get("_in_cell") || interrupter(model) !== null;
-    parts.actions.stop.hidden = !working;
-    parts.actions.stop.disabled = !stoppable || !this.able();
-    const done = status.total ? status.done / status.total : 0;
-    parts.meter.parentElement.hidden = !working || !status.total;
-    parts.meter.style.width = `${100 * done}%`;
-    const words = WHY[kernel] ? `<b class="bad">✗</b> ${escape(WHY[kernel])}` : working ? `${escape(status.text ?? "")}${status.total ? `, ${Math.round(100 * done)} %` : ""}` : status.state === "idle" ? escape(status.text ?? "") : "";
-    patch(parts.worktext, words);
-    if (status.state === "error") showFault(parts, status);
-    else parts.fault.hidden = true;
+    this.showWork(WHY[this.kernel]);
   }
 }
 
