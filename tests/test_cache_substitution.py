@@ -79,18 +79,26 @@ def test_every_token_goes_where_the_rule_sends_it(name: str, scope: str, tmp_pat
     assert seen > 0
 
 
+@pytest.mark.parametrize("policy", ["lru", "fifo", "lfu"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
-def test_misses_without_substitution_are_those_of_the_simulator(scope: str) -> None:
-    """At every capacity from k on, from the curve of the plain run; with substitution from that of the other run."""
+def test_misses_are_those_of_the_simulator(policy: str, scope: str) -> None:
+    """Of both runs, each from its own trace, cold and with a cache that holds some experts at the start."""
     model = lab.open()
-    for capacity in (2, 3, 5, 8):
-        found = cache.substitute(model, TEXT[:40], capacity, 0.05, scope=scope)
+    for capacity, warm in ((3, {}), (5, {}), (12, {}), (5, {0: [3, 1], 4: [7]})):
+        found = cache.substitute(model, TEXT[:40], capacity, 0.05, policy, scope, warm=warm)
         for misses, trace in ((found.misses_plain, found.plain), (found.misses, found.trace)):
-            ratio = cache.miss_ratio_curve(trace, scope=scope)[:, capacity]
-            rows = misses if scope == "layer" else misses.sum(keepdims=True)
-            share = found.requests if scope == "layer" else found.requests.sum(keepdims=True)
-            np.testing.assert_allclose(rows / share, ratio, rtol=1e-12)
-        assert (found.saved == found.misses_plain - found.misses).all()
+            simulated = cache.simulate(trace, policy, capacity, scope, warm=warm)
+            np.testing.assert_array_equal(misses, simulated.misses)
+            np.testing.assert_array_equal(found.requests, simulated.requests)
+        np.testing.assert_array_equal(found.saved, found.misses_plain - found.misses)
+
+
+def test_a_static_cache_never_changes_and_lends_what_it_holds() -> None:
+    """Two experts of layer 0 that stay: with no bound on the margin every slot of layer 0 goes to them."""
+    found = cache.substitute(lab.open(), TEXT, 2, np.inf, "static", warm={0: [5, 2]})
+    assert found.misses[0] == 0 < found.misses_plain[0]
+    assert set(found.trace["layers.0.moe.expert_ids"].ravel().tolist()) == {2, 5}
+    assert (found.misses[1:] == found.requests[1:]).all() and not found.replaced[1:].any()
 
 
 @pytest.mark.parametrize("name", ["bundled", *FAMILIES])
@@ -162,8 +170,8 @@ def test_substitutions_that_make_no_sense_are_refused_by_name(tmp_path: Path) ->
         cache.substitute(model, [5], 1, 0.1)
     with pytest.raises(ArgumentError, match=r"a margin is a number from 0 on .*; this is -1"):
         cache.substitute(model, [5], 4, -1)
-    with pytest.raises(ArgumentError, match="'lru', not 'lfu'"):
-        cache.substitute(model, [5], 4, 0.1, "lfu")
+    with pytest.raises(ArgumentError, match="follows 'lru', 'fifo', 'lfu', 'static', not 'belady'"):
+        cache.substitute(model, [5], 4, 0.1, "belady")
     with pytest.raises(ArgumentError, match="'layer' or 'global', not 'all'"):
         cache.substitute(model, [5], 4, 0.1, scope="all")
     with pytest.raises(ArgumentError, match="warm names layer 99"):

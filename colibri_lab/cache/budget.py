@@ -37,7 +37,9 @@ class Budget:
         lru     when it was asked for last
         fifo    when it came
         lfu     how often it was asked for since the start, also while it was out; then when it was asked for last
-        static  nobody: `chosen` are there from the start and stay
+        static  nobody
+
+    `chosen` are there from the start, the first one as if asked for earliest.
     """
 
     def __init__(self, policy: BudgetPolicy, capacity: int, chosen: Iterable[Key] = ()) -> None:
@@ -50,8 +52,9 @@ class Budget:
         self.capacity = capacity
         self._policy = policy
         self._uses: dict[Key, int] = {}
-        self._rank: dict[Key, tuple[int, int]] = dict.fromkeys(chosen, (0, 0))  # of each that is in: the smallest goes
-        self._clock = 0
+        # Of each that is in, by which the smallest goes; those that were there before all requests in their order.
+        self._rank: dict[Key, tuple[int, int]] = {key: (0, place) for place, key in enumerate(chosen)}
+        self._clock = len(self._rank)
 
     @property
     def held(self) -> frozenset[Key]:

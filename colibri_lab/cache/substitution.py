@@ -4,14 +4,14 @@ would cost in the model's answers. Run for real through the engine.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.cache.budget import Budget, BudgetPolicy
 from colibri_lab.cache.requests import Scope, Whole
 from colibri_lab.errors import ArgumentError, is_number, is_whole
 from colibri_lab.progress import Progress, shown
@@ -81,7 +81,7 @@ def substitute(
     x: str | Sequence[int] | NDArray[np.integer[Any]],
     capacity: int,
     margin: float,
-    policy: Literal["lru"] = "lru",
+    policy: BudgetPolicy = "lru",
     scope: Scope = "layer",
     *,
     warm: Warm | None = None,
@@ -94,15 +94,14 @@ def substitute(
     score is less than `margin` below (scores as `moe.scores`: probabilities or logits, by the model's rule). Slots are
     looked at from the best on, no resident is taken twice, and the new set stands in the order of its scores, its gates
     made by the model's gate rule over it (`stepper.force`). A margin of 0 changes nothing, nor does a cache that holds
-    all. The cache begins empty, or with the experts of `warm` ({layer: experts}); `scope` as in `simulate`. Both runs
-    read the same tokens (`x`: a text or ids), so `kl` compares answers after the same prefix.
+    all. The cache begins empty, or with the experts of `warm` ({layer: experts}, the first one asked for earliest);
+    `policy` is one of BUDGET_POLICIES ("static": those of `warm` stay), `scope` as in `simulate`. Both runs read the
+    same tokens (`x`: a text or ids), so `kl` compares answers after the same prefix.
 
     A cold cache with a large margin stays with the experts that came first: that is the measure's lesson, not an error.
     Raises ArgumentError (capacity below k, margin below 0, another policy, scope or x), and what a session raises.
     """
     config = model.config
-    if policy != "lru":
-        raise ArgumentError(f"substitution keeps its cache by 'lru', not {policy!r:.80}")
     if scope not in ("layer", "global"):
         raise ArgumentError(f"a cache is per 'layer' or 'global', not {scope!r:.80}")
     if not is_whole(capacity) or capacity < config.top_k:
@@ -113,60 +112,49 @@ def substitute(
         raise ArgumentError(f"a margin is a number from 0 on (or inf), a distance of scores; this is {margin!r:.80}")
     ids, layers = _ids_of(model, x), list(config.moe_layers)
     plain, other = (model.session(max_tokens=len(ids), threads=threads) for _ in range(2))
-    cache, without = (Residents(layers, int(capacity), scope, warm) for _ in range(2))
+    cache, without = (_Caches(layers, int(capacity), policy, scope, warm or {}) for _ in range(2))
     replaced = np.zeros((len(layers), len(ids)), np.int64)
     kl, agrees = np.zeros(len(ids)), np.zeros(len(ids), np.bool_)
     with shown(progress, len(ids), "tokens", "substitute") as report:
         for token, number in enumerate(ids):
             plain.feed([number], progress=False)
-            for layer in layers:
-                without.request(layer, plain.tape[f"layers.{layer}.moe.expert_ids"][token].tolist())
+            for row, layer in enumerate(layers):
+                without.request(row, plain.tape[f"layers.{layer}.moe.expert_ids"][token].tolist())
             replaced[:, token] = _walk(other.stepper([number]), cache, float(margin))
             kl[token], agrees[token] = _compared(plain.logits, other.logits)
             if report is not None:
                 report((token + 1) / len(ids))
     requests = np.full(len(layers), len(ids) * config.top_k, np.int64)
     return Substitution(
-        int(capacity), float(margin), policy, scope, requests, without.misses(), cache.misses(), replaced, kl, agrees,
+        int(capacity), float(margin), policy, scope, requests, without.misses, cache.misses, replaced, kl, agrees,
         plain.trace(), other.trace(),
     )  # fmt: skip
 
 
-class Residents:
-    """Which experts are in a cache of LRU order, by layer or all together; counts what is asked of it."""
+class _Caches:
+    """The caches of all MoE layers, or the one of all, by the row of the layer; counts what is asked of them."""
 
-    def __init__(self, layers: list[int], capacity: int, scope: Scope, warm: Warm | None = None) -> None:
-        shared: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._kept = {layer: OrderedDict() if scope == "layer" else shared for layer in layers}
-        self._missed = dict.fromkeys(layers, 0)
-        self._capacity = capacity
-        for layer, experts in (warm or {}).items():
-            if layer not in self._kept:
-                raise ArgumentError(f"warm names layer {layer!r:.40}; the MoE layers are {layers!s:.80}")
-            for expert in experts:
-                self._kept[layer][layer, int(expert)] = None
-            if len(self._kept[layer]) > capacity:
-                raise ArgumentError(f"warm names more experts than the cache holds ({capacity})")
+    def __init__(self, layers: list[int], capacity: int, policy: BudgetPolicy, scope: Scope, warm: Warm) -> None:
+        unknown = [layer for layer in warm if layer not in layers]
+        if unknown:
+            raise ArgumentError(f"warm names layer {unknown[0]!r:.40}; the MoE layers are {layers!s:.80}")
+        keys = [[(row, int(expert)) for expert in warm.get(layer, ())] for row, layer in enumerate(layers)]
+        groups = [[key for of_layer in keys for key in of_layer]] if scope == "global" else keys
+        if any(len(group) > capacity for group in groups):
+            raise ArgumentError(f"warm names more experts than the cache holds ({capacity})")
+        budgets = [Budget(policy, capacity, group) for group in groups]
+        self._budgets = budgets * len(layers) if scope == "global" else budgets
+        self.misses: Whole = np.zeros(len(layers), np.int64)
 
-    def holds(self, layer: int, expert: int) -> bool:
-        """Whether an expert is in."""
-        return (layer, expert) in self._kept[layer]
+    def resident(self, row: int, experts: int) -> NDArray[np.bool_]:
+        """(experts,) which of a layer are in."""
+        out = np.zeros(experts, np.bool_)
+        out[[expert for owner, expert in self._budgets[row].held if owner == row]] = True
+        return out
 
-    def request(self, layer: int, experts: list[int]) -> None:
-        """Serves one set, in slot order; none of its members is evicted for another."""
-        kept, members = self._kept[layer], {(layer, expert) for expert in experts}
-        for key in ((layer, expert) for expert in experts):
-            if key in kept:
-                kept.move_to_end(key)
-                continue
-            self._missed[layer] += 1
-            if len(kept) >= self._capacity:
-                del kept[next(oldest for oldest in kept if oldest not in members)]
-            kept[key] = None
-
-    def misses(self) -> Whole:
-        """(Lm,) misses so far."""
-        return np.array(list(self._missed.values()), np.int64)
+    def request(self, row: int, experts: list[int]) -> None:
+        """Serves one set, in slot order."""
+        self.misses[row] += sum(not served.hit for served in self._budgets[row].serve([(row, e) for e in experts]))
 
 
 def spared(ids: list[int], scores: NDArray[Any], resident: NDArray[np.bool_], margin: float) -> tuple[list[int], int]:
@@ -183,20 +171,20 @@ def spared(ids: list[int], scores: NDArray[Any], resident: NDArray[np.bool_], ma
     return sorted(out, key=lambda e: (-float(scores[e]), e)) if changed else out, changed
 
 
-def _walk(stepper: Any, cache: Residents, margin: float) -> list[int]:
+def _walk(stepper: Any, cache: _Caches, margin: float) -> list[int]:
     """One token through all layers; slots replaced in each MoE layer."""
-    replaced = []
+    replaced: list[int] = []  # one entry for each router that has run
     while not stepper.at_end:
         where = stepper.step()
         if where.stage != "router":
             continue
         base = f"layers.{where.layer}.moe."
         scores, ids = stepper.peek(base + "scores")[0], stepper.peek(base + "expert_ids")[0].tolist()
-        resident = np.array([cache.holds(where.layer, expert) for expert in range(len(scores))])
-        experts, changed = spared(ids, scores, resident, margin)
+        row = len(replaced)
+        experts, changed = spared(ids, scores, cache.resident(row, len(scores)), margin)
         if changed:
             stepper.force(where.layer, experts)
-        cache.request(where.layer, experts)
+        cache.request(row, experts)
         replaced.append(changed)
     return replaced
 
