@@ -92,3 +92,23 @@ class Chain:
     def __init__(self, tables: list[tuple[int, int, int]]) -> None: ...
     def walk(self, addresses: NDArray[Any]) -> None: ...
     def counts(self) -> list[tuple[int, int]]: ...
+
+class Work:
+    def __init__(
+        self,
+        *,
+        n_layers: int,
+        vocab: int,
+        hidden: int,
+        heads: int,
+        key_heads: int,
+        head_dim: int,
+        n_experts: int,
+        top_k: int,
+        expert_width: int,
+        shared_width: int,
+        dense_width: int,
+    ) -> None: ...
+    def layer(self, layer: int, is_moe: bool, has_shared: bool, window: int) -> None: ...
+    def weight(self, name: str, n_elements: int, n_bytes: int) -> None: ...
+    def tile(self, start: int, n: int, last: bool, ids: list[NDArray[Any] | None]) -> NDArray[Any]: ...

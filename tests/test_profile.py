@@ -98,12 +98,12 @@ def test_a_long_pass_reads_its_weights_once_for_each_tile(tmp_path: Path) -> Non
     session.feed(ids_of(model, 700), progress=False)
     assert (stages.take()[0, STAGES.index("router"), 0], stages.tile_tokens) == (2, 512)
     f = lab.profile(model, ids_of(model, 700), repeats=1, progress=False)
-    count, row = WorkOf(model), f.table[(f.table["layer"] == 0) & (f.table["phase"] == "prefill")]
-    flops, n_bytes = count.router(0, 700)
+    row = f.table[(f.table["layer"] == 0) & (f.table["phase"] == "prefill")]
+    once = WorkOf(model).tile(0, 700, True, {layer: np.zeros((700, 2), np.int32) for layer in (0, 1)})[0]
     weights = model.weights["layers.0.moe.router"].nbytes + model.weights["layers.0.moe_norm"].nbytes
     router, attention = row[row["stage"] == "router"][0], row[row["stage"] == "attention"][0]
-    assert (router["flops"], router["bytes"]) == (flops, n_bytes + weights)
-    assert attention["flops"] == count.attention(0, 0, 700)[0]
+    assert (router["flops"], router["bytes"]) == tuple(once[STAGES.index("router")] + [0, weights])
+    assert attention["flops"] == once[STAGES.index("attention"), 0]
 
 
 def test_a_stepped_pass_is_told_expert_by_expert_and_a_fork_is_not() -> None:
@@ -276,15 +276,29 @@ def test_operations_and_bytes_are_those_of_an_independent_count(model: lab.Model
 def test_a_decoded_token_reads_the_window_behind_it_and_its_own_experts(model: lab.Model) -> None:
     """Bytes of one token at the end of many: its keys are at most the window's, its weights those of k experts."""
     c, count = model.config, WorkOf(model)
-    heads = c.num_key_value_heads * c.head_dim * 4 * 2
+
+    def one(start: int, ids: list[list[int]]) -> NDArray[np.float64]:
+        return count.tile(start, len(ids), True, dict.fromkeys(c.moe_layers, np.array(ids, np.int32)))
+
+    few, many, twice = one(0, [[0, 1]]), one(40, [[0, 1]]), one(0, [[0, 1], [1, 0]])
     for layer in range(c.num_hidden_layers):
-        short, long = (count.attention(layer, start, 1) for start in (0, 40))
         keys = min(c.windows[layer] or 41, 41) - 1
-        assert long[1] - short[1] == keys * heads
-        assert long[0] - short[0] == keys * c.num_attention_heads * (4 * c.head_dim + 5)
-    layer = c.moe_layers[0]
-    one, two = (count.expert(layer, np.array([[0, 1]] * n)) for n in (1, 2))
-    assert two[0] == 2 * one[0] and two[1] - one[1] == 2 * 4 * (2 * c.hidden_size + 3 * c.moe_intermediate_size)
+        flops, n_bytes = (many - few)[layer, STAGES.index("attention")]
+        assert n_bytes == keys * c.num_key_value_heads * c.head_dim * 4 * 2
+        assert flops == keys * c.num_attention_heads * (4 * c.head_dim + 5)
+    flops, n_bytes = (twice - few)[c.moe_layers[0], STAGES.index("expert")]
+    assert flops == few[c.moe_layers[0], STAGES.index("expert"), 0]
+    assert n_bytes == 2 * 4 * (2 * c.hidden_size + 3 * c.moe_intermediate_size)
+    nobody = one(0, [[-1, -1]])[c.moe_layers[0], STAGES.index("expert")]
+    assert nobody.tolist() == [0, 0]
+
+
+def test_ids_of_another_model_are_refused() -> None:
+    """Neither an expert that is not there nor another number of choices reaches the count."""
+    model = lab.open()
+    for wrong in ([[0, model.config.num_experts]], [[0, -2]], [[0]], [[0, 1], [0, 1]]):
+        with pytest.raises(ValueError, match="id"):
+            WorkOf(model).tile(0, 1, True, dict.fromkeys(model.config.moe_layers, np.array(wrong)))
 
 
 # ---- limits and roofline -----------------------------------------------------------------------------------------
@@ -379,6 +393,55 @@ def test_a_counter_is_a_number_or_a_reason_and_never_a_made_up_zero(monkeypatch:
         assert np.isnan(f.table[name]).all()
     assert "perf_event_paranoid is 3" in f.report()
     assert np.isnan(f.counted_share)
+
+
+class Counting:
+    """Counters that all open."""
+
+    def errors(self) -> dict[str, int]:
+        return dict.fromkeys(COUNTERS, 0)
+
+
+def test_counters_are_medians_of_runs_of_their_own_and_unknown_where_they_had_no_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Events of three runs after the timed ones: 100, 200 and 900 a stage. One counter has a turn in none of them in
+    one stage: NaN there, and a reason instead of a sum.
+    """
+    real = _cachelab.Stages
+
+    class Stages:
+        made = 0
+
+        def __init__(self, n_layers: int, faults: bool, counters: object) -> None:
+            self.real, self.counted = real(n_layers, faults, None), counters is not None
+            Stages.made += self.counted  # the first run counts too, for its page faults
+            self.events = (7, 100, 200, 900)[max(0, Stages.made - 1)]
+
+        def observer(self) -> object:
+            return self.real.observer()
+
+        @property
+        def tile_tokens(self) -> int:
+            return self.real.tile_tokens
+
+        def take(self) -> NDArray[Any]:
+            out = self.real.take()
+            if self.counted:
+                out[..., 4], out[..., 5:] = 0.5, self.events
+                out[0, STAGES.index("expert"), 6] = np.nan
+            return out
+
+    monkeypatch.setattr(_cachelab, "Counters", Counting)
+    monkeypatch.setattr(_cachelab, "Stages", Stages)
+    f = lab.profile(lab.open(), TEXT, repeats=3, progress=False)
+    prefill = f.table[f.table["phase"] == "prefill"]
+    assert (prefill["cycles"] == 200).all() and f.counters["cycles"] == 200 * len(prefill)
+    assert (f.table["cycles"][f.table["phase"] == "decode"] == 200 / 8).all()
+    unknown = np.isnan(prefill["instructions"])
+    assert prefill[unknown][["layer", "stage"]].tolist() == [(0, "expert")]
+    assert "had no turn" in str(f.counters["instructions"])
+    assert f.counted_share == 0.5 and "scaled up" in f.report()
 
 
 def test_what_this_machine_counts_is_counted_in_every_stage() -> None:

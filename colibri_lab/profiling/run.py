@@ -134,11 +134,7 @@ def _result(
 ) -> Profile:
     found, _ = first
     seconds = np.stack([run[..., SECONDS] for run, _ in timed])
-    events = (
-        np.median([run[..., EVENTS:] for run, _ in again], axis=0)
-        if again
-        else np.full_like(found[..., EVENTS:], np.nan)
-    )
+    events = _median_of_known([run[..., EVENTS:] for run, _ in again]) if again else found[..., EVENTS:] * np.nan
     n_layers = runs.session.model.config.num_hidden_layers
     order = [
         (n_layers, 0),
@@ -158,7 +154,7 @@ def _result(
         for i, name in enumerate(COUNTERS):
             row[name] = np.nan if name in refused else events[p, layer, stage, i]
     prefill = table[table["phase"] == "prefill"]
-    counters: dict[str, float | str] = {name: refused.get(name) or float(prefill[name].sum()) for name in COUNTERS}
+    counters = {name: refused.get(name) or _sum_or_reason(prefill[name]) for name in COUNTERS}
     table.flags.writeable = False
     faults = {
         phase: {"minor": float(found[p, ..., MINOR].sum()), "major": float(found[p, ..., MAJOR].sum())}
@@ -178,6 +174,20 @@ def _result(
         threads=limits.threads,
         counted_share=float(np.nanmin(shares)) if shares else float("nan"),
     )
+
+
+def _median_of_known(runs: list[Array]) -> Array:
+    """Along the runs, of those in which the counter had a turn; NaN where it never had one."""
+    ordered, known = np.sort(runs, axis=0), (~np.isnan(runs)).sum(axis=0)[None]  # NaN stands last
+    lower = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=0)
+    middle: Array = (lower + np.take_along_axis(ordered, known // 2, axis=0))[0] / 2
+    return middle
+
+
+def _sum_or_reason(events: Array) -> float | str:
+    if np.isnan(events).any():
+        return "not available here: in some stages the counter had no turn; more repeats may give it one"
+    return float(events.sum())
 
 
 def _part(report: Any, number: int, total: int) -> Any:

@@ -14,3 +14,4 @@ void bind_limits(py::module_ &m);
 void bind_hierarchy(py::module_ &m);
 void bind_requests(py::module_ &m);
 void bind_stages(py::module_ &m);
+void bind_work(py::module_ &m);

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_cachelab, m)
     bind_hierarchy(m);
     bind_requests(m);
     bind_stages(m);
+    bind_work(m);
 }

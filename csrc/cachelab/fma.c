@@ -11,8 +11,8 @@ enum { CHAINS = 12 };
 
 typedef float (*chains)(int64_t rounds, float seed);
 
-/* FIRST: what stands before the function; SET and STEP: a vector of one value, and a * x + y. Any value of it keeps a compiler from
- * leaving the work out: the sum over the chains' first lanes. */
+/* FIRST: what stands before the function; SET and STEP: a vector of one value, and a * x + y. The sum of the first lanes keeps a
+ * compiler from leaving the work out. */
 #define CHAINS_OF(NAME, FIRST, VECTOR, SET, STEP)                                                                                \
     FIRST static float NAME(int64_t rounds, float seed)                                                                          \
     {                                                                                                                            \

@@ -170,12 +170,19 @@ cachelab_status cachelab_faults(int64_t *n_minor, int64_t *n_major, cachelab_rea
 
 /* ---- counters: what the CPU counts of itself ------------------------------------------------------------------------------ */
 
-enum { CACHELAB_CYCLES = 0, CACHELAB_INSTRUCTIONS, CACHELAB_L1D_MISSES, CACHELAB_LLC_MISSES, CACHELAB_DTLB_MISSES, CACHELAB_COUNTERS };
+enum {
+    CACHELAB_CYCLES = 0,
+    CACHELAB_INSTRUCTIONS,
+    CACHELAB_L1D_MISSES,
+    CACHELAB_LLC_MISSES,
+    CACHELAB_DTLB_MISSES,
+    CACHELAB_COUNTERS
+};
 
 const char *cachelab_counter_name(int counter); /* "cycles", "instructions", "l1d_misses", "llc_misses", "dtlb_misses" */
 
-/* What a counter said: events in user mode, and the nanoseconds in which it was to count and really did. These differ when the CPU has
- * fewer counters than are asked for and the system takes turns. */
+/* What a counter said: events in user mode, and the nanoseconds in which it was to count and really did. These differ when the CPU
+ * has fewer counters than are asked for and the system takes turns. */
 typedef struct cachelab_count {
     uint64_t value, enabled, running;
 } cachelab_count;
@@ -188,14 +195,15 @@ typedef struct cachelab_counters {
     int errors[CACHELAB_COUNTERS]; /* then the errno that says why */
 } cachelab_counters;
 
-/* Opens one event, as perf_event_open does: a file, or -1 and errno. */
+/* Opens one event, as perf_event_open does: a file from which a cachelab_count can be read, or -1 and errno. */
 typedef int (*cachelab_open_event)(uint32_t type, uint64_t config);
+int cachelab_open_system_event(uint32_t type, uint64_t config);
 
 /* Counts the calling thread and every thread that it makes from now on: open them before the session whose threads they are to
- * count. open_event NULL: the system's own. */
+ * count. */
 void cachelab_counters_open(cachelab_counters *counters, cachelab_open_event open_event);
 void cachelab_counters_close(cachelab_counters *counters);
-void cachelab_counters_read(const cachelab_counters *counters, cachelab_count out[CACHELAB_COUNTERS]); /* zeros where there is none */
+void cachelab_counters_read(const cachelab_counters *counters, cachelab_count out[CACHELAB_COUNTERS]); /* 0 where there is none */
 
 /* In words, why an event cannot be had; `paranoid` is what kernel.perf_event_paranoid says, -100 when it cannot be read. */
 enum { CACHELAB_REASON_SIZE = 160 };
@@ -227,6 +235,41 @@ typedef struct cachelab_stages {
 
 void cachelab_stages_observe(void *stages, const colibri_stage_event *event);
 
+/* ---- work: what the stages compute and touch --------------------------------------------------------------------------------- */
+
+/* Operations are floating-point ones; a multiply-add is two. An RMS norm of w channels is 4w, a softmax of w entries 4w (subtract,
+ * exp, add, divide) and 1 more for a scale, a rotation 6 for each pair of channels, silu(a) * b 4 and a sigmoid 3. Comparisons
+ * (top-k), copies and the rotary table count as none.
+ *
+ * Bytes are those of every value that a stage reads or writes, each value once however often it is read: the weights, the rows that
+ * come in, the rows in between, the rows that go out, and the keys and values in reach. The rows of attention weights are left out:
+ * a thread uses one of them again and again. Rows are float32, weights as they are stored. */
+typedef struct cachelab_amount {
+    double flops, bytes;
+} cachelab_amount;
+
+typedef struct cachelab_sizes {
+    int64_t n_layers, vocab, hidden;
+    int64_t heads, key_heads, head_dim;
+    int64_t n_experts, top_k;
+    int64_t expert_width, shared_width, dense_width; /* of one expert, the shared expert, dense layers; 0: there is none */
+} cachelab_sizes;
+
+typedef struct cachelab_work cachelab_work;
+
+cachelab_work *cachelab_work_create(const cachelab_sizes *sizes); /* NULL: no memory */
+void cachelab_work_free(cachelab_work *work);                     /* accepts NULL */
+
+/* Then every layer (window: keys that a query sees, 0 = all), and every weight by its canonical name (colibri.h, 3). */
+void cachelab_work_layer(cachelab_work *work, int64_t layer, bool is_moe, bool has_shared, int64_t window);
+void cachelab_work_weight(cachelab_work *work, const char *name, int64_t n_elements, int64_t n_bytes);
+
+/* Adds to out [n_layers + 1, CACHELAB_STAGES], whose last row is what lies outside layers, what a tile of the tokens start ..
+ * start + n - 1 takes in a session that does not keep logits. `last`: it ends its pass, so the logits of one token are computed. ids
+ * [n_layers]: [n, top_k] chosen experts, -1 for none; NULL at dense layers. */
+void cachelab_work_tile(const cachelab_work *work, int64_t start, int64_t n, bool last, const int32_t *const *ids,
+                        cachelab_amount *out);
+
 /* ---- limits: what the machine can do at best ------------------------------------------------------------------------------ */
 
 /* Memory to be read, of which each thread reads some rows. */
@@ -239,8 +282,8 @@ typedef struct cachelab_stream {
  * turn, and prefetches `ahead` bytes before each (0: it does not). Below 0 when the threads cannot be made. */
 double cachelab_read_seconds(const cachelab_stream *ranges, int64_t n_ranges, int threads, int streams, int ahead);
 
-/* `rounds` multiply-adds of each of a dozen vectors, with the instruction set that colibri_isa names (NULL: the widest here), and how
- * many operations that is: two for each element; 0 where it cannot run. The result only keeps them from being left out. */
+/* `rounds` multiply-adds of each of a dozen vectors, with the instruction set that colibri_isa names (NULL: the widest here), and
+ * how many operations that is: two for each element; 0 where it cannot run. The result only keeps them from being left out. */
 float cachelab_fma_chains(const char *isa, int64_t rounds, float seed, double *operations);
 
 /* Operations in a second of so many threads together; below 0 when it cannot be run. */

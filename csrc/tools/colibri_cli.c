@@ -1,7 +1,8 @@
-/* colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N], or --help
+/* colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N] [--profile], or --help
  *
  * Runs token ids through a model and prints, for every MoE layer and token, the chosen experts with their gates, then the largest
- * logits of the last token. --generate appends the most likely token N times. Uses the public header only. */
+ * logits of the last token. --generate appends the most likely token N times, --profile tells what each stage took. Uses the
+ * public headers only. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 
 #include "colibri.h"
+#include "profile.h"
 
 #define TOP_LOGITS 5
 
@@ -18,9 +20,10 @@ typedef struct arguments {
     int64_t n_ids;
     int threads;
     int64_t generate;
+    bool profile;
 } arguments;
 
-static const char usage_line[] = "usage: colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N]\n";
+static const char usage_line[] = "usage: colibri_cli MODEL --ids 1,2,3 [--threads N] [--generate N] [--profile]\n";
 static const char help_text[] =
     "\nRuns token ids through a model and prints, for every MoE layer and token, the chosen experts with their gates,\n"
     "then the largest logits of the last token.\n\n"
@@ -28,6 +31,7 @@ static const char help_text[] =
     "  --ids LIST    token ids, separated by commas\n"
     "  --threads N   threads to use; 0, the default: as many as this process may have\n"
     "  --generate N  append the most likely token N times\n"
+    "  --profile     print what each stage of each layer took: time, cycles, operations, bytes\n"
     "  -h, --help    print this and end\n";
 
 static int usage(const char *complaint, const char *what)
@@ -83,6 +87,10 @@ static int read_arguments(int argc, char **argv, arguments *a)
             if (a->model != NULL)
                 return usage("one model at a time, not also ", argv[i]);
             a->model = argv[i];
+            continue;
+        }
+        if (strcmp(argv[i], "--profile") == 0) {
+            a->profile = true;
             continue;
         }
         if (i + 1 == argc)
@@ -176,11 +184,13 @@ static colibri_status print_logits(colibri_session *s, int32_t *best, colibri_me
     return status;
 }
 
-static colibri_status run_pass(colibri_model *m, colibri_session *s, const int32_t *ids, int64_t n, int32_t *next,
+static colibri_status run_pass(colibri_model *m, colibri_session *s, profile *p, const int32_t *ids, int64_t n, int32_t *next,
                                colibri_message *message)
 {
     int64_t first = colibri_session_length(s), n_layers = 0;
     colibri_status status = colibri_session_feed(s, ids, n, NULL, NULL, message);
+    if (status == COLIBRI_OK && p != NULL)
+        status = profile_pass(p, s, message);
     for (size_t i = 0; i < colibri_model_field_count(m); i++)
         if (strcmp(colibri_model_field(m, i).name, "num_hidden_layers") == 0)
             n_layers = colibri_model_field(m, i).integer;
@@ -194,13 +204,20 @@ static colibri_status run(const arguments *a, colibri_message *message)
 {
     colibri_model *m = NULL;
     colibri_session *s = NULL;
+    profile *p = NULL;
     colibri_session_options options = {.size = sizeof options, .threads = a->threads, .max_tokens = a->n_ids + a->generate};
     int32_t next;
     colibri_status status = colibri_model_open(a->model, &m, message);
+    if (status == COLIBRI_OK && a->profile && (p = profile_create(m)) == NULL) {
+        snprintf(message->text, sizeof message->text, "no memory for a profile");
+        status = COLIBRI_ERROR_MEMORY;
+    }
     if (status == COLIBRI_OK)
         status = colibri_session_create(m, &options, &s, message);
+    if (status == COLIBRI_OK && p != NULL)
+        status = profile_watch(p, s, message);
     if (status == COLIBRI_OK)
-        status = run_pass(m, s, a->ids, a->n_ids, &next, message);
+        status = run_pass(m, s, p, a->ids, a->n_ids, &next, message);
     for (int64_t i = 0; i < a->generate && status == COLIBRI_OK; i++) {
         int32_t id = next;
         if (id < 0) {
@@ -210,9 +227,12 @@ static colibri_status run(const arguments *a, colibri_message *message)
         }
         printf("token %lld: %ld\n", (long long)(a->n_ids + i), (long)id);
         if (i + 1 < a->generate)
-            status = run_pass(m, s, &id, 1, &next, message);
+            status = run_pass(m, s, p, &id, 1, &next, message);
     }
+    if (status == COLIBRI_OK && p != NULL)
+        profile_print(p);
     colibri_session_release(s);
+    profile_free(p);
     colibri_model_release(m);
     return status;
 }

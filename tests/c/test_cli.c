@@ -58,6 +58,23 @@ static void test_it_prints_experts_and_gates_of_every_moe_layer_and_the_largest_
     }
 }
 
+static void test_a_profile_has_a_row_for_each_stage_of_each_layer(void)
+{
+    const char *const stages[] = {"embed", "attention", "router", "dispatcher", "expert", "shared", "aggregator", "mlp", "residual"};
+    const int rows[] = {1, 3, 2, 2, 2, 2, 2, 1, 3}; /* of three layers, of which the second is dense */
+    outcome plain = run_on(tiny_qwen2_moe(), "--ids 1,2,3"), out = run_on(tiny_qwen2_moe(), "--profile --ids 1,2,3 --generate 3");
+    CHECK(out.status == 0 && strncmp(out.text, plain.text, strlen(plain.text)) == 0);
+    CHECK(count(out.text, "profile of prefill, tokens: 3\n") == 1 && count(out.text, "profile of decode, tokens: 2\n") == 1);
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
+        char cell[32];
+        snprintf(cell, sizeof cell, "  %-12s ", stages[i]);
+        CHECK(count(out.text, cell) == 2 * (rows[i] + 1)); /* in both phases, and the sum of the layers */
+    }
+    CHECK(count(out.text, "\ncycles: ") == 1);
+    outcome prefill = run_on(tiny_qwen2_moe(), "--ids 1 --profile");
+    CHECK(count(prefill.text, "profile of decode") == 0);
+}
+
 static void test_help_goes_to_standard_output_and_is_no_error(void)
 {
     const char *const asked[] = {"--help", "-h", "model --ids 1 --help"};
@@ -113,6 +130,7 @@ static void test_output_that_cannot_be_written_is_a_failure(void)
 int main(void)
 {
     RUN(test_it_prints_experts_and_gates_of_every_moe_layer_and_the_largest_logits);
+    RUN(test_a_profile_has_a_row_for_each_stage_of_each_layer);
     RUN(test_help_goes_to_standard_output_and_is_no_error);
     RUN(test_a_wrong_path_is_named_and_the_program_ends_with_1);
     RUN(test_wrong_arguments_are_named_and_the_usage_is_shown);
