@@ -107,7 +107,15 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         draw(options.plot, curves, trace.top_k, capacities, options.scope)
     if options.html is not None:
-        view = lab.CacheLab(source, policy=policies[0], capacity=capacities[0], scope=options.scope)
+        view = lab.CacheLab(
+            source,
+            policy=policies[0],
+            capacity=capacities[0],
+            scope=options.scope,
+            passes="each" if passes is None else passes,
+            machine=machine,
+            expert_bytes=size,
+        )
         view.to_html(options.html)
     for path in (options.csv, options.parquet, options.plot, options.html):
         if path is not None:

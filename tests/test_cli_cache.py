@@ -157,23 +157,22 @@ def test_a_picture_of_the_curves_is_written_whole(path: Path, tmp_path: Path, ca
 
 
 def test_the_view_is_of_the_first_policy_and_capacity(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    made: list[dict[str, Any]] = []
+    """And of the scope, the passes and the machine that were given."""
+    views: list[Any] = []
+    monkeypatch.setattr(lab.CacheLab, "to_html", lambda view, path: views.append(view))
+    how = ["--policy", "fifo,lru", "--capacity", "5,4", "--scope", "global", "--passes", "trace"]
+    cost = ["--expert-bytes", 1000, "--read-gbps", 2, "--compute-ms", 1]
+    assert run(path, *how, *cost, "--html", tmp_path / "out.html") == 0
+    wanted = {"policy": "fifo", "capacity": 4, "scope": "global", "passes": "trace"}
+    assert {name: views[0].setting[name] for name in wanted} == wanted
+    assert views[0].simulation.report() in capsys.readouterr().out
 
-    class View:
-        def __init__(self, source: Any, **how: Any) -> None:
-            made.append(how)
 
-        def to_html(self, path: Path) -> None:
-            path.write_text("<html>")
-
-    monkeypatch.setattr(lab, "CacheLab", View)
-    assert (
-        run(path, "--policy", "fifo,lru", "--capacity", "5,4", "--scope", "global", "--html", tmp_path / "a.html") == 0
-    )
-    assert made == [{"policy": "fifo", "capacity": 4, "scope": "global"}]
-    assert (tmp_path / "a.html").exists()
+def test_the_view_is_written_as_one_file(tmp_path: Path) -> None:
+    assert run("--ids", IDS, "--html", tmp_path / "out.html") == 0
+    assert "<html" in (tmp_path / "out.html").read_text(encoding="utf-8").lower()
 
 
 def test_half_of_the_experts_fit_when_nothing_is_said(path: Path, tmp_path: Path) -> None:
