@@ -77,9 +77,10 @@ def _sentence(data: CacheData, setting: Setting) -> str:
     if counts["speed"] is not None:
         said.append(f"{counts['speed']:,.1f} tokens/s predicted")
     bound = _percent(_share(data, {**setting, "policy": "belady"}))
+    best = "best possible" if setting["prefetch"] == "none" else "Belady with the same prefetch"
     return (
         f"{_name(setting['policy'])} with {setting['capacity']:,} experts {where}{size}: {', '.join(said)}   "
-        f"best possible: {bound} miss"
+        f"{best}: {bound} miss"
     )
 
 

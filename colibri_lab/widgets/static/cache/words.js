@@ -63,7 +63,7 @@ function asides(view, part) {
   const best = fastest(store.curve(setting));
   if (best) out.push(best.capacity === setting.capacity ? "No size is faster." : `Fastest here is ${count(best.capacity)} (${speedText(best.speed)}).`);
   const bound = store.counts(store.curve(setting, "belady"), setting.capacity);
-  if (bound && setting.policy !== "belady") out.push(`The best possible policy would miss ${shareText(missShare(mainPart(bound)))}.`);
+  if (bound && setting.policy !== "belady") out.push(`${setting.prefetch === "none" ? "The best possible policy would miss" : "Belady’s rule with the same prefetch misses"} ${shareText(missShare(mainPart(bound)))}.`);
   if (setting.policy === "belady") out.push("It needs the future: a bound, not a choice.");
   const counts = store.counts(store.curve(setting), setting.capacity);
   if (part === counts.decode && counts.prefill.requests) out.push(`Prefill apart: ${shareText(missShare(counts.prefill))} of its ${count(counts.prefill.requests)} requests miss.`);
