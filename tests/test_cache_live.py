@@ -16,6 +16,7 @@ import pytest
 
 import colibri_lab as lab
 from colibri_lab import cache
+from colibri_lab.cache import expert_pages
 from colibri_lab.cache.budget import Budget
 from colibri_lab.errors import ArgumentError, UnsupportedError
 from colibri_lab.testing import synthetic_trace, tiny_model
@@ -207,6 +208,37 @@ def test_an_expert_in_several_files_is_read_from_each(tmp_path: Path) -> None:
         run = cache.live(opened, [1, 2, 3], 2, new_tokens=3, progress=False)
         assert run.request_bytes == 64 * 128 * 4 and (run.expert_bytes == 3 * run.request_bytes).all()
         assert run.agrees
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("mixtral", {"fused": True}),
+        ("qwen2_moe", {"dtype": "BF16"}),
+        ("qwen3_moe", {"dense_layers": (0, 2), "layers": 4, "sharded": True, "dtype": "F16"}),
+        ("olmoe", {"tied": True, "fused": True, "dtype": "BF16"}),
+    ],
+)
+def test_every_family_and_layout_runs_in_a_budget(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
+    """Stacked experts, shared experts, dense layers between, several files: replayed, and the bytes of a plain run."""
+    with lab.open(tiny_model(tmp_path, family, experts=E, hidden=128, expert_width=64, **options)) as opened:
+        run, other = live(opened, 3), plain(opened)
+        assert run.agrees and run.ids == other.ids and run.logits.tobytes() == other.logits.tobytes()
+
+
+@on_linux
+def test_large_experts_are_read_and_dropped_in_parts(model: lab.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut where pages are whole on both sides, so that nothing stays behind at a cut."""
+    monkeypatch.setattr(expert_pages, "_LARGEST", 1 << 16)
+    cache_all(model)
+    run = live(model, 3)
+    assert run.request_bytes <= 1 << 16 and run.agrees
+    if not run.cold:
+        pytest.skip(f"not available here: {run.cold_sentence}")
+    share = resident(model)
+    for row, experts in enumerate(held(run, 3)):
+        assert set(np.flatnonzero(share[row] > 0)) == experts
 
 
 @on_linux

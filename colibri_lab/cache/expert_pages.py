@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ __all__ = ["ExpertPages"]
 
 _UNAVAILABLE = 1  # cachelab_status
 _LARGEST = 16 << 20  # bytes of one request: Ctrl-C waits for no more
+_ALIGNED = 1 << 16  # where requests are cut: all pages are whole there
 
 
 class ExpertPages:
@@ -56,15 +59,14 @@ class ExpertPages:
         whole = {file: [span for spans in own.values() for span in spans.get(file, [])] for file in addresses}
         self._files = [os.fsencode(path) for path in addresses]
         self._own = {key: _ranges(spans, addresses) for key, spans in own.items()}
-        self._reads = {key: _ranges(spans, addresses, _LARGEST) for key, spans in own.items()}
         self._all = _ranges(whole, addresses)
-        self._others = _ranges(others, addresses, _LARGEST)
+        self._others = _ranges(others, addresses)
         self.expert_bytes: NDArray[np.int64] = np.zeros((len(self.layers), config.num_experts), np.int64)
         """(Lm, E) bytes of the weights of each expert."""
         for key, spans in own.items():
             self.expert_bytes[key] = sum(size(some) for some in spans.values())
-        pieces = [span for spans in own.values() for some in spans.values() for span in joined(some)]
-        self.request_bytes = max(min(stop - start, _LARGEST) for start, stop in pieces)
+        pieces = [span for spans in own.values() for some in spans.values() for span in _cut(some)]
+        self.request_bytes = max(stop - start for start, stop in pieces)
         """Size of the largest read."""
         self.resident_bytes = sum(size(joined(some)) for some in others.values())
         """Bytes of the weights that are no experts."""
@@ -100,7 +102,7 @@ class ExpertPages:
 
     def read(self, key: Key) -> int:
         """Fetches an expert, until all of its pages are mapped; returns its bytes. Raises FileError."""
-        for pages in self._reads[key]:
+        for pages in self._own[key]:
             _done(pages.warm())
         return int(self.expert_bytes[key])
 
@@ -120,15 +122,18 @@ class ExpertPages:
         return float(whole.mean()) if len(whole) else float("nan")
 
 
-def _ranges(
-    spans: dict[str, list[Span]], addresses: dict[str, int], largest: int = 1 << 62
-) -> list[_cachelab.PageRange]:
-    """Bytes of files as the system is asked about them: in as few pieces as they form, none larger than `largest`."""
+def _cut(spans: list[Span]) -> Iterator[Span]:
+    """The same bytes in as few pieces as they form, none larger than a request."""
+    for start, stop in joined(spans):
+        yield from pairwise([start, *range(start // _ALIGNED * _ALIGNED + _LARGEST, stop, _LARGEST), stop])
+
+
+def _ranges(spans: dict[str, list[Span]], addresses: dict[str, int]) -> list[_cachelab.PageRange]:
+    """Bytes of files as the system is asked about them."""
     return [
-        _cachelab.PageRange(os.fsencode(file), at, addresses[file] + at, min(largest, stop - at))
+        _cachelab.PageRange(os.fsencode(file), start, addresses[file] + start, stop - start)
         for file, some in spans.items()
-        for start, stop in joined(some)
-        for at in range(start, stop, largest)
+        for start, stop in _cut(some)
     ]
 
 
