@@ -71,7 +71,9 @@ def test_a_plan_is_what_a_loop_over_the_tokens_names(kind: str, monkeypatch: pyt
         trace = with_gaps(synthetic_trace(3, 7, 3, 40, seed, dense_layers=[1] if seed % 2 else []), seed)
         for count in (1, 3, 6) if kind == "frequency" else (1, 3):
             monkeypatch.setattr(plans, "_PIECE", 1 << 20 if seed % 3 else 30)
-            found = cache.plan(trace, kind, count)
+            done: list[float] = []
+            found = cache.plan(trace, kind, count, progress=done.append)
+            assert done == sorted(done) and (kind != "frequency" or done[-1] == 1)
             assert found.kind == kind and found.ids.dtype == np.int32 and found.late is None
             assert found.ids.tolist() == guesses(trace, kind, count)
 
@@ -192,6 +194,18 @@ def test_a_run_that_kept_too_little_is_replayed_and_the_plan_says_so() -> None:
     np.testing.assert_array_equal(found.ids, cache.look_ahead(full, 4).ids)
     assert "a replay of the 30 tokens in a session of its own" in found.source and done[-1] == 1
     assert len(routing.passes) == 5
+
+
+@pytest.mark.parametrize("emulate", [None, "bfloat16"])
+def test_a_loaded_trace_gives_the_plan_of_its_session(emulate: str | None, tmp_path: Path) -> None:
+    """With the model that made it, also under an emulated number format, which the replay takes from the trace."""
+    model = lab.open()
+    session, full = (model.session(capture, max_tokens=32, emulate=emulate) for capture in ("routing", "all"))
+    for each in (session, full):
+        each.feed(ids_for(model, 25))
+    session.trace().save(tmp_path / "run.safetensors")
+    found = cache.look_ahead(lab.load_trace(tmp_path / "run.safetensors"), model=model)
+    np.testing.assert_array_equal(found.ids, cache.look_ahead(full).ids)
 
 
 def test_the_look_ahead_of_the_bundled_model_beats_chance_and_the_token_before() -> None:

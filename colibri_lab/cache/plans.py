@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from colibri_lab.cache.requests import Whole
 from colibri_lab.errors import ArgumentError, is_whole
+from colibri_lab.progress import Progress, shown
 from colibri_lab.routing.streaming import expert_ids
 from colibri_lab.trace import HasTrace, Trace, trace_of
 
@@ -34,7 +35,12 @@ class Plan:
 
 
 def plan(
-    trace: Trace | HasTrace, kind: Kind, count: int | None = None, *, profile: Trace | HasTrace | None = None
+    trace: Trace | HasTrace,
+    kind: Kind,
+    count: int | None = None,
+    *,
+    profile: Trace | HasTrace | None = None,
+    progress: Progress = None,
 ) -> Plan:
     """The `count` experts (None: k) that a rule fetches ahead for every token and MoE layer.
 
@@ -57,14 +63,17 @@ def plan(
     out = np.full((len(trace.moe_layers), len(trace.ids), width), -1, np.int32)
     if profile is not None:
         return _from_profile(trace, trace_of(profile), out)
-    for row, layer in enumerate(trace.moe_layers):
-        if kind == "oracle":
-            out[row] = expert_ids(trace, layer)[:, :width]
-        elif kind == "previous":
-            out[row, 1:] = expert_ids(trace, layer)[:-1, :width]
-        else:
-            for tokens, counts in _counts_before(trace, layer):
-                out[row, tokens] = _most_frequent(counts, width)
+    with shown(progress, len(trace.ids) * len(out), "tokens × layers", "plan") as report:
+        for row, layer in enumerate(trace.moe_layers):
+            if kind == "oracle":
+                out[row] = expert_ids(trace, layer)[:, :width]
+            elif kind == "previous":
+                out[row, 1:] = expert_ids(trace, layer)[:-1, :width]
+            else:
+                for tokens, counts in _counts_before(trace, layer):
+                    out[row, tokens] = _most_frequent(counts, width)
+                    if report is not None:
+                        report((row + tokens.stop / len(trace.ids)) / len(out))
     return Plan(kind, out, None, _SOURCES[kind])
 
 
