@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections import OrderedDict
 from itertools import chain
@@ -205,6 +206,25 @@ def test_rows_are_read_side_by_side_as_the_kernels_read_them() -> None:
             expected += [base + (i * cols + c) * 2 for i in range(tile * run, rows) for c in range(0, cols, 16)]
         places = {name: number * 2**30 for number, name in enumerate(names)}
         assert stream(model, "expert", 1, experts=[6, 2], layout=places, isa=isa) == expected
+
+
+def test_addresses_are_where_the_engine_reads_whatever_view_one_is_given(tmp_path: Path) -> None:
+    """Data that begin at an odd byte, of which NumPy gets a copy; and a weight that was replaced in memory."""
+    folder = testing.tiny_model(tmp_path / "odd", family="mixtral", layers=1, dtype="BF16")
+    raw = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = raw[8 : 8 + length].rstrip() + b" "
+    header += b" " * ((1 - len(header)) % 8)
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
+    odd = lab.open(folder)
+    assert "layers.0.moe.router" in odd.info["copied_weights"]
+    other = lab.open().with_weights({"layers.0.moe.router": 2 * lab.open().weights["layers.0.moe.router"]})
+    for model in (odd, other):
+        places = [int(a) for piece in stage_addresses(model, "router", 0, isa="scalar") for a in piece]
+        for name in ("layers.0.moe_norm", "layers.0.moe.router"):
+            weight = model.weights[name]
+            held, early = weight.tobytes(), places[: len(places) // 2]
+            assert any(ctypes.string_at(place, len(held)) == held for place in early)
 
 
 def test_layouts_have_the_same_lines_and_other_places() -> None:

@@ -144,14 +144,11 @@ def _matrix(model: Any, name: str, bases: Mapping[str, int]) -> _Matrix:
 
 
 def _address(model: Any, name: str) -> int:
-    """Where the engine reads a weight. One at an odd address comes as a copy, so a neighbour in its file tells."""
+    """Where the engine reads a weight: in the mapped file, at any byte; one that was replaced, where its array lies."""
     weight = model.weights.describe(name)
-    if weight.aligned:
+    if weight.replaced:
         return int(model.weights[name].ctypes.data)
-    for other in map(model.weights.describe, model.weights):
-        if other.file == weight.file and other.aligned and not other.replaced:
-            return int(model.weights[other.name].ctypes.data) + int(weight.file_offset) - int(other.file_offset)
-    raise ArgumentError(f"where '{name}' lies is not available here: no weight of its file is aligned")
+    return int(next(start for file, start, _ in model._engine.files() if file == weight.file) + weight.file_offset)
 
 
 # ---- addresses -----------------------------------------------------------------------------------------------------
