@@ -118,7 +118,7 @@ def _explore(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     import colibri_lab as lab
 
-    report = lab.doctor(options.path)
+    report = lab.doctor(options.path, values=options.values)
     print(report)
     return 0 if report.ok else 1
 
@@ -165,6 +165,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("doctor", help="check a checkpoint folder before it is loaded (1: not healthy)")
     command.add_argument("path")
+    command.add_argument("--values", action="store_true", help="read all weights and name those that hold NaN or Inf")
     command.set_defaults(run=_doctor)
 
     _cli_diff.add_to(commands)

@@ -39,6 +39,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     add_input(command)
     command.add_argument(
+        "--model",
+        metavar="PATH",
+        help="with a trace: the checkpoint that made it, which explains causes and tries cures",
+    )
+    command.add_argument(
         "--emulate",
         metavar="FORMAT",
         help="keep every value in this number format, as a GPU would: float16, bfloat16, float8_e4m3fn, float8_e5m2 "
@@ -57,21 +62,22 @@ def run(options: argparse.Namespace) -> int:
     """Searches, prints the report, and returns the exit code. Raises ColibriError."""
     import colibri_lab as lab
 
-    if options.weights and input_of(options) is None and (options.run_of is None or is_checkpoint(options.run_of)):
+    on_disk = options.run_of is None or is_checkpoint(options.run_of)
+    if options.weights and options.model is None and input_of(options) is None and on_disk:
         return _weights_alone(options)
     source = _source(options)
-    session = None if isinstance(source, lab.Trace) else source
-    found = lab.nan.find(source, progress=bar())
-    cures = lab.nan.cures(found, progress=bar()) if found is not None and options.cures else []
-    wanted = session is not None and (options.weights or found is None)
-    weights = lab.nan.weights(session) if wanted else []
-    following = "" if cures else _following(options)
+    model = None if options.model is None else lab.open(options.model)
+    found = lab.nan.find(source, model=model, progress=bar())
+    cures = lab.nan.cures(found, progress=bar(), model=model) if found is not None and options.cures else []
+    whose = model if isinstance(source, lab.Trace) else source
+    weights = lab.nan.weights(whose) if whose is not None and (options.weights or found is None) else []
+    following = "" if cures else _following(options, source)
     print(_clean(source, weights) if found is None else _found(found, cures, weights, following), end="")
     if options.json is not None:
         with whole_file(options.json, "what was found") as file:
             file.write(_json(source, found, cures, weights).encode())
     if options.html is not None:
-        lab.NanTracer(source if found is None else found, cures=cures).to_html(options.html)
+        lab.NanTracer(source if found is None else found, cures=cures, model=model).to_html(options.html)
         print(options.html)
     return 0 if found is None else 1
 
@@ -86,9 +92,11 @@ def _source(options: argparse.Namespace) -> Session | Trace:
         for name, given in (("--text and --ids are", x), ("--emulate is", options.emulate)):
             if given is not None:
                 raise ArgumentError(f"{options.run_of} is a trace, which was run already: {name} for checkpoints")
-        if options.weights:
-            raise ArgumentError(f"{options.run_of} is a trace and has no weights: --weights is for checkpoints")
+        if options.weights and options.model is None:
+            raise ArgumentError(f"{options.run_of} is a trace and has no weights: name the checkpoint with --model")
         return trace
+    if options.model is not None:
+        raise ArgumentError("--model is for traces; the checkpoint to run stands alone")
     if x is None:
         raise ArgumentError("say with --text or --ids what to run the model on")
     return session_of(options.run_of, x, "all", emulate=options.emulate)
@@ -161,10 +169,15 @@ def _weights_alone(options: argparse.Namespace) -> int:
     return 1 if weights else 0
 
 
-def _following(options: argparse.Namespace) -> str:
-    """The command that tries cures. A trace has none: it is replayed by the model that made it."""
-    if options.run_of is not None and not is_checkpoint(options.run_of):
-        return "colibri-lab nan CHECKPOINT --text ... --cures (the model and text of this trace)"
+def _following(options: argparse.Namespace, source: Session | Trace) -> str:
+    """The command that tries cures: a trace of ours is replayed by the model that made it, no other is."""
+    import colibri_lab as lab
+
+    if isinstance(source, lab.Trace):
+        if source.meta["producer"] != "colibri-lab":
+            return "colibri-lab nan CHECKPOINT --text ... --cures (the model and text of this trace)"
+        made = ["--model", "CHECKPOINT" if options.model is None else options.model]
+        return shlex.join(["colibri-lab", "nan", options.run_of, *made, "--cures"])
     said = input_of(options)
     given = ["--ids", ",".join(map(str, said))] if isinstance(said, list) else ["--text", str(said)]
     emulate = [] if options.emulate is None else ["--emulate", options.emulate]

@@ -48,12 +48,13 @@ class Report:
     __repr__ = __str__
 
 
-def doctor(path: str | PathLike[str]) -> Report:
+def doctor(path: str | PathLike[str], values: bool = False) -> Report:
     """Looks at the files of a checkpoint and says what is wrong with them, in sentences.
 
     `path` is a folder, or a file in it. Reads headers and small JSON files, no tensor data: config.json, the weight
     files (present, complete against the index, sound headers, no Git LFS pointers or web pages in their place), pickles
-    (never opened), the tokenizer; then asks lab.open. Raises nothing for a sick checkpoint: all is in the report.
+    (never opened), the tokenizer; then asks lab.open. `values` reads all weights too: those that hold NaN or Inf are
+    problems. Raises nothing for a sick checkpoint: all is in the report.
     """
     folder = local_path(path)
     report = Report(folder)
@@ -72,7 +73,7 @@ def doctor(path: str | PathLike[str]) -> Report:
             look(folder, report)
         except OSError as error:  # a name too long for the system, a folder that may not be listed
             report.problems.append(f"cannot look at {error.filename or folder}: {error.strerror}")
-    _opens(report.path, report)
+    _opens(report.path, report, values)
     return report
 
 
@@ -188,15 +189,19 @@ def _tokenizer(folder: Path, report: Report) -> None:
         )
 
 
-def _opens(path: Path, report: Report) -> None:
+def _opens(path: Path, report: Report, values: bool) -> None:
     try:
-        from colibri_lab import model
+        from colibri_lab import model, nan
     except ImportError:
         report.notes.append("whether lab.open takes it is not known: the compiled engine is not built here")
         return
     try:
         with model.open(path) as opened:
             report.notes += opened.info["not_used"]
+            sick = [str(weight) for weight in nan.weights(opened)] if values else []
+            report.problems += sick
+            if values and not sick:
+                report.facts.append(f"the {len(opened.weights)} weights are finite")
     except (ColibriError, OSError) as error:
         report.opens = False
         report.problems.append(f"lab.open refuses it: {error}")

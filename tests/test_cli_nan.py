@@ -152,6 +152,23 @@ def test_a_trace_file_is_searched(folders, tmp_path: Path, capsys) -> None:
     assert "layer 1, expert " in capsys.readouterr().out
 
 
+def test_the_model_of_a_trace_tries_cures_and_shows_its_weights(folders, tmp_path: Path, capsys) -> None:
+    """The line that follows a search without it says how; another model is refused."""
+    trace = tmp_path / "run.safetensors"
+    session = lab.open(folders["broken"]).session(capture="all", max_tokens=5)
+    session.feed([3])
+    session.trace().save(trace)
+    assert run(trace) == 1
+    assert capsys.readouterr().out.endswith(f"\nNext: colibri-lab nan {trace} --model CHECKPOINT --cures\n")
+    assert run(trace, "--model", folders["broken"], "--cures", "--weights") == 1
+    said = capsys.readouterr().out
+    assert "✓ Replace layers.1.moe.experts." in said and "Weights that hold NaN or Inf\n" in said
+    assert run(trace, "--model", folders["clean"]) == 2
+    assert "made by another model" in capsys.readouterr().err
+    assert run(folders["clean"], "--ids", "3", "--model", folders["clean"]) == 2
+    assert "--model is for traces" in capsys.readouterr().err
+
+
 def test_the_view_is_written_as_one_file(folders, tmp_path: Path, capsys) -> None:
     for name, code in (("broken", 1), ("clean", 0)):
         assert run(folders[name], "--ids", "3", "--html", tmp_path / f"{name}.html") == code

@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from checkpoints import read_checkpoint, write_checkpoint
 
 from colibri_lab._doctor import doctor
 from colibri_lab.testing import tiny_model
@@ -140,3 +142,16 @@ def test_a_name_too_long_for_the_system_is_a_problem_and_no_error(tmp_path: Path
 def test_a_device_is_no_checkpoint_and_no_error() -> None:
     """Its folder is looked at, as for a file."""
     assert any("config.json is missing" in problem for problem in doctor("/dev/null").problems)
+
+
+def test_B3_weights_that_are_not_finite_are_named_on_demand(tmp_path: Path) -> None:
+    """Reading all of them is asked for; without it headers alone are looked at."""
+    config, tensors = read_checkpoint(tiny_model(tmp_path / "clean"))
+    name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    tensors[name] = tensors[name].copy()
+    tensors[name][1, 3:5] = np.nan, np.inf
+    folder = write_checkpoint(tmp_path / "sick", config, tensors)
+    assert doctor(folder).ok and doctor(tmp_path / "clean", values=True).ok
+    assert "weights are finite" in str(doctor(tmp_path / "clean", values=True))
+    report = doctor(folder, values=True)
+    assert report.opens and report.problems == ["layers.1.moe.experts.2.up: 1 NaN and 1 Inf, the first at [1, 3]"]
