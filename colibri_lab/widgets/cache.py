@@ -157,6 +157,7 @@ class CacheLab(Working, anywidget.AnyWidget):
             self._send_timeline()
             self._send_panels()
         elif kind == "curve":
+            self._look_ahead()
             self._post(self._curve(str(request["policy"])))
         elif kind == "miss":
             found = self._data.next_miss(self.setting, self.selection, int(request["by"]))
@@ -184,12 +185,27 @@ class CacheLab(Working, anywidget.AnyWidget):
             panels.act(name, act, self.selection, work.hear)
         self._send_panels()
 
+    def _look_ahead(self) -> None:
+        """What the setting fetches ahead, where that takes a while: shown, and Stop ends it and the prefetch."""
+        data = self._shown
+        if data.is_planned(self.setting):
+            return
+        with self._work:  # a second request waits for the first
+            if not data.is_planned(self.setting):
+                with self._working("Asking each router one layer ahead") as work:
+                    work.begin()
+                    data.plan("look-ahead", work.hear)
+        if data.is_planned(self.setting):
+            self._send_timeline()
+        else:
+            self.setting = {"prefetch": "none"}
+
     def _curve(self, policy: str) -> Message:
         return {"kind": "curve", **self._shown.curve(self.setting, policy)}, []
 
     def _send_timeline(self) -> None:
         where = self.selection
-        if where["layer"] is not None and self.trace.ids:
+        if where["layer"] is not None and self.trace.ids and self._shown.is_planned(self.setting):
             self._post(self._timeline(self.setting, where["layer"], where["token"]))
 
     def _timeline(self, setting: Mapping[str, Any], layer: int, token: int | None) -> Message:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from colibri_lab import cache
 from colibri_lab.errors import ArgumentError, is_whole, nearest
+from colibri_lab.progress import Progress
 from colibri_lab.trace import Trace
 from colibri_lab.widgets.cache_places import Places
 
@@ -138,8 +139,11 @@ class CacheData:
 
     def is_quick(self, setting: Mapping[str, Any]) -> bool:
         """Whether a curve takes no noticeable time."""
-        planned = setting["prefetch"] == "none" or setting["prefetch"] in self._plans
-        return planned and self.requests * _STEPS[0] < _WORK // 4
+        return self.is_planned(setting) and self.requests * _STEPS[0] < _WORK // 4
+
+    def is_planned(self, setting: Mapping[str, Any]) -> bool:
+        """Whether it is known what is fetched ahead; only a look-ahead, which runs the model, takes long to know."""
+        return setting["prefetch"] != "look-ahead" or "look-ahead" in self._plans
 
     # ---- simulations ----
 
@@ -163,13 +167,14 @@ class CacheData:
             del self._simulations[next(iter(self._simulations))]
         return done
 
-    def plan(self, kind: Any) -> Any:
+    def plan(self, kind: Any, progress: Progress = None) -> Any:
         """What is fetched ahead; None for nothing. A look-ahead runs the router of each next layer."""
         if kind == "none":
             return None
         if kind not in self._plans:
+            ahead = kind == "look-ahead"
             self._plans[kind] = (
-                cache.look_ahead(self.trace) if kind == "look-ahead" else cache.plan(self.trace, kind)
+                cache.look_ahead(self.trace, progress=progress) if ahead else cache.plan(self.trace, kind)
             )
         return self._plans[kind]
 

@@ -93,6 +93,32 @@ def test_the_browser_is_told_step_by_step(view: CacheLab) -> None:
         view.handle({"kind": "what"})
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_look_ahead_is_shown_and_can_be_stopped(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """Setting it computes nothing; the first curve does. Stopped, the view goes on without prefetch."""
+    session = lab.open().session(capture="routing")
+    session.feed("The engine counts its gates.")
+    view = lab.CacheLab(session)
+    told: list[str] = []
+    view.observe(lambda change: told.append(change["new"]["state"]), "_status")
+
+    def looked(trace: Trace, *, progress: Any) -> Any:
+        if stopped:
+            view.stop()
+        progress(0.5)
+        return lab.cache.plan(trace, "previous")
+
+    monkeypatch.setattr("colibri_lab.cache.look_ahead", looked)
+    out = sent(view)
+    view.setting = {"prefetch": "look-ahead"}
+    assert [message["kind"] for message in out] == []
+    view.handle({"kind": "curve", "policy": "lru"})
+    assert told[0] == "working" and told[-1] == "idle"
+    assert {message["prefetch"] for message in out if message["kind"] == "curve"} == {view.setting["prefetch"]}
+    assert view.setting["prefetch"] == ("none" if stopped else "look-ahead")
+    assert any(message["kind"] == "timeline" for message in out)
+
+
 def test_a_real_run_stands_beside_the_simulation(trace: Trace) -> None:
     """The setting is that of the run, its speed is among the facts, its machine predicts."""
     machine = lab.cache.Machine(read_bytes_per_s=1e6, seconds_per_token=1e-3)
