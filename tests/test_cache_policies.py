@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -394,6 +395,12 @@ def test_what_makes_no_sense_is_refused_by_name() -> None:
         found.events(1, 3, 2)
     with pytest.raises(ArgumentError, match="capacities are whole numbers from 0 to 8"):
         cache.miss_ratio_curve(trace, capacities=[9])
+
+
+def test_the_page_on_metrics_says_what_each_policy_does() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for name, sentence in cache.POLICIES.items():
+        assert f"| `{name}` | {sentence} |" in page, name
 
 
 def test_hostile_ids_never_reach_the_simulator() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from colibri_lab.cache._compiled import cachelab
 from colibri_lab.cache.policies import NUMBERS, STACKS, Policy, check_policy
-from colibri_lab.cache.requests import Future, Passes, Requests, Scope, Whole, bounds_of, profile_of, streams
+from colibri_lab.cache.requests import Passes, Requests, Scope, Whole, bounds_of, future_of, profile_of, streams
 from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.trace import HasTrace, Trace, trace_of
@@ -100,7 +100,7 @@ def _distances(requests: Requests, policy: str, alone: bool, report: Report) -> 
     """Requests by the smallest capacity less one that hits them; in the last place those that never hit."""
     spans = requests.spans(_STEP)
     with ExitStack() as files:
-        future = files.enter_context(Future(requests, spans)) if policy == "belady" else None
+        future = files.enter_context(future_of(requests, spans)) if policy == "belady" else None
         state: Any
         if policy == "lru" and alone:
             state = cachelab.Recency(*requests.shape)

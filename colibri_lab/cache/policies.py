@@ -26,13 +26,12 @@ POLICIES: dict[str, str] = {
     "first, and of the privileged the earliest only when no other may go.",
     "lru-k": "LRU-2 (O'Neil et al., 1993): evicts the expert whose last use but one is longest ago, uses while it was "
     "out included; those used once or never go first; of equals the one whose last use (or entry) is longest ago.",
-    "arc": "Adaptive replacement (Megiddo and Modha, 2003) as published, p in whole places and ⌊|B1|/|B2|⌋ or "
-    "⌊|B2|/|B1|⌋, at least 1, as its step: REPLACE passes over experts that may not go and turns to the other list "
-    "when all of one may not; a miss that is not kept adapts nothing.",
-    "least-stale": "Evicts stale experts before others, stale being those not used in the pass in progress (Hoang et "
-    "al., 2026), in each group those whose layer comes again last (that of the set being served comes last of all, "
-    "in a fetch ahead of it first of all), of these the one whose last use (or entry) is longest ago; in a cache per "
-    "layer this is LRU.",
+    "arc": "Adaptive replacement (Megiddo and Modha, 2003) as published, in whole places: p moves by the whole part of "
+    "the published ratio of B1 and B2, at least 1; REPLACE passes over experts that may not go, and turns to the other "
+    "list when all of one may not; a miss that is not kept adapts nothing.",
+    "least-stale": "After Hoang et al., 2026: evicts stale experts first, those not used in the pass in progress; among "
+    "the stale and among the rest those whose layer comes again last (the layer being served comes again last of "
+    "all; before its set begins, first of all); of one layer the one whose last use (or entry) is longest ago.",
     "static": "Holds from the start the experts most used in a profile, of equals the lower layer and expert, each "
     "that still fits, and never lets another in; a lowered limit evicts the least used of them.",
     "belady": "Belady's MIN (1966), which knows the future: evicts the expert whose next use is in the latest set, of "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import IO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ Whole = NDArray[np.int64]
 Ids = NDArray[np.int32]
 
 _STEP = 1 << 14  # tokens counted at a time
-_IN_MEMORY = 1 << 26  # bytes of next uses; more go to a temporary file
+_IN_MEMORY = 1 << 24  # bytes of next uses; more go to a temporary file
 NEVER = np.iinfo(np.int32).max  # a next use that does not come
 
 
@@ -116,15 +117,11 @@ class Requests:
 
 
 class Future:
-    """When each request's expert is asked for again, by pass number: written backwards, read forwards, in a file when
-    it is long. A context manager.
-    """
+    """When each request's expert is asked for again, by pass number: written backwards into a file, read forwards."""
 
-    def __init__(self, requests: Requests, spans: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, requests: Requests, spans: Sequence[tuple[int, int]], file: IO[bytes]) -> None:
         layers, experts, k = requests.shape
-        self._row = layers * k * 4
-        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
-        self._shape = (layers, -1, k)
+        self._file, self._shape, self._row = file, (layers, -1, k), layers * k * 4
         last, following = np.full((2, layers, experts), NEVER, np.int32)
         for start, stop in reversed(spans):
             ids, passes = requests.ids(start, stop), requests.passes(start, stop)[:-1]
@@ -132,6 +129,7 @@ class Future:
             self._file.seek(start * self._row)
             self._file.write(np.stack(found).tobytes())
         self.first: Ids = last.reshape(-1)
+        """(layers · experts) pass of each expert's first use."""
 
     def read(self, start: int, stop: int) -> Ids:
         """(layers, tokens, k) for the tokens of a span."""
@@ -139,8 +137,10 @@ class Future:
         data = self._file.read((stop - start) * self._row)
         return np.frombuffer(data, np.int32).reshape(self._shape)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        self._file.close()
+@contextmanager
+def future_of(requests: Requests, spans: Sequence[tuple[int, int]]) -> Iterator[Future]:
+    """The future of some requests: in memory when it is short, else in a temporary file."""
+    layers, _, k = requests.shape
+    with tempfile.TemporaryFile() if requests.tokens * layers * k * 4 > _IN_MEMORY else io.BytesIO() as file:
+        yield Future(requests, spans, file)

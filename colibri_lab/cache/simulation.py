@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from colibri_lab.cache._compiled import cachelab
 from colibri_lab.cache.policies import NUMBERS, Policy
-from colibri_lab.cache.requests import Future, Passes, Requests, Scope, Whole, bounds_of, streams
+from colibri_lab.cache.requests import Passes, Requests, Scope, Whole, bounds_of, future_of, streams
 from colibri_lab.cache.settings import ByLayer, HasPlan, Settings, Unit, settings_of
 from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.progress import Progress, shown
@@ -269,7 +269,7 @@ def _walk(requests: Requests, settings: Settings, stop: int, cuts: tuple[int, ..
     changes = {requests.pass_of(token)[0]: capacity for token, capacity in settings.resize.items()}
     spans = requests.spans(_STEP, (*cuts, *changes, stop))
     with ExitStack() as open_files:
-        future = open_files.enter_context(Future(requests, spans)) if settings.policy == "belady" else None
+        future = open_files.enter_context(future_of(requests, spans)) if settings.policy == "belady" else None
         caches = _start(requests, settings, None if future is None else future.first)
         for start, end in spans:
             if start >= stop:
