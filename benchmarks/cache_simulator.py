@@ -11,6 +11,8 @@ system's, which takes them back when it wants to). Leaves cache-simulator-<cpu>-
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import subprocess
 import sys
@@ -128,6 +130,8 @@ def private_bytes() -> int:
 
 def grown(work: Callable[[], object]) -> tuple[int, float]:
     """Most that private memory grew by while `work` ran, and its seconds."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed would hide what is taken
     before, most, done = private_bytes(), [0], threading.Event()
 
     def watch() -> None:

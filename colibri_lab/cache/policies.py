@@ -29,9 +29,9 @@ POLICIES: dict[str, str] = {
     "arc": "Adaptive replacement (Megiddo and Modha, 2003) as published, in whole places: p moves by the whole part of "
     "the published ratio of B1 and B2, at least 1; REPLACE passes over experts that may not go, and turns to the other "
     "list when all of one may not; a miss that is not kept adapts nothing.",
-    "least-stale": "After Hoang et al., 2026: evicts stale experts first, those not used in the pass in progress; among "
-    "the stale and among the rest those whose layer comes again last (the layer being served comes again last of "
-    "all; before its set begins, first of all); of one layer the one whose last use (or entry) is longest ago.",
+    "least-stale": "After Hoang et al., 2026: evicts stale experts first, those not used in the pass in progress; "
+    "among the stale and among the rest those whose layer comes again last (the layer being served comes again "
+    "last of all; before its set begins, first of all); of one layer the one whose last use (or entry) is longest ago.",
     "static": "Holds from the start the experts most used in a profile, of equals the lower layer and expert, each "
     "that still fits, and never lets another in; a lowered limit evicts the least used of them.",
     "belady": "Belady's MIN (1966), which knows the future: evicts the expert whose next use is in the latest set, of "
