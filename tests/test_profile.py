@@ -376,6 +376,13 @@ def test_a_refused_counter_says_why(number: int, paranoid: int, words: str) -> N
     assert reason.startswith("not available here: ") and words in reason
 
 
+def test_the_page_names_the_reasons_as_they_are_given() -> None:
+    """The table of docs/profile.md has the sentences of the code."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "profile.md").read_text("utf-8")
+    for number, paranoid in ((errno.EACCES, 3), (errno.EPERM, 2), (errno.ENOENT, 2), (errno.ENOSYS, -100)):
+        assert _cachelab.counter_reason(number, paranoid).split(" (")[0] in page
+
+
 def test_a_counter_is_a_number_or_a_reason_and_never_a_made_up_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused by a system that counts nothing: reasons in the dict, NaN in the table, words in the report."""
 
@@ -461,6 +468,7 @@ def test_the_report_has_every_stage_limit_and_reason() -> None:
     """Times, shares and what binds; what a share above the limit means; counters shared by one reason on one line."""
     rows = [("prefill", 0, "expert", 0.5, 2e9, 1e9), ("decode", 0, "expert", 2e-3, 1e6, 1e6)]
     text = profile_of(rows).report()
+    assert "prefill, the whole prompt: 9 s (9 s to 9 s), of it 500 ms in stages" in text
     assert "1.0 GB/s read, 10.0 GFLOP/s" in text and "4 tokens of prefill" in text
     assert "expert" in text and "200.0%  read, served from cache" in text and "50.0%  read" in text
     assert "come faster than memory could give them" in text

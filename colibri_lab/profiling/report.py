@@ -42,9 +42,14 @@ def report_of(profile: Profile) -> str:
 
 def _phase(profile: Profile, roofline: NDArray[Any], title: str) -> list[str]:
     phase = str(roofline["phase"][0])
-    wall = float(np.median(profile.wall_seconds[:, 0 if phase == "prefill" else 1]))
+    wall = profile.wall_seconds[:, 0 if phase == "prefill" else 1]
+    within = profile.repeat_seconds[:, profile.table["phase"] == phase].sum(axis=1)
     total = float(roofline["seconds"].sum())
-    lines = [f"{title}: {_time(wall)}, of it {_time(total)} in stages", HEAD]
+    lines = [
+        f"{title}: {_time(float(np.median(wall)))} ({_time(wall.min())} to {_time(wall.max())}), of it "
+        f"{_time(float(np.median(within)))} in stages",
+        HEAD,
+    ]
     for row in roofline:
         lines.append(
             f"{row['stage']:<12}{_time(row['seconds']):>11}{row['seconds'] / total:>8.1%}"

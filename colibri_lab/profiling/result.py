@@ -26,11 +26,11 @@ class Profile:
 
     `table`: a structured array, one row for each phase ("prefill": the whole prompt in one pass; "decode": one token,
     the mean of `decode_tokens`), layer (−1 outside layers) and stage. `seconds` is the median over the repeats,
-    `fastest` and `slowest` their spread. `flops` and `bytes`: see `lab.profiling.work`. `experts`: how many different
-    ones worked, NaN at other stages. `faults`: page faults of the first run, in which memory of the session and perhaps
-    of the weights was touched for the first time; it counts for no time. `cycles`, `instructions`, `l1d_misses`,
-    `llc_misses`, `dtlb_misses`: medians over as many runs again, so that counting costs no measured time; NaN where
-    the counter cannot be had.
+    `fastest` and `slowest` their spread. `flops` and `bytes`: docs/profile.md says what counts. `experts`: how many
+    different ones worked, NaN at other stages. `faults`: page faults of the first run, in which memory of the session
+    and perhaps of the weights was touched for the first time; it counts for no time. `cycles`, `instructions`,
+    `l1d_misses`, `llc_misses`, `dtlb_misses`: medians over as many runs again, so that counting costs no measured time;
+    NaN where the counter cannot be had.
 
     `counters`: by name the sum over the prefill, or in words why there is none.
     `faults`: by phase, page faults of the first run: `minor`, and `major` ones, which waited for a disk.
