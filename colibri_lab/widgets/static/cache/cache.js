@@ -223,7 +223,7 @@ class CacheView extends BaseView {
     const { target } = event;
     if (near("act")) return this.pressCommon(near("act").act);
     if (near("set")) return this.set({ [near("set").set]: near("set").value });
-    if (near("do")) return this.model.send({ kind: "panel", name: near("do").panel, act: near("do").do });
+    if (near("do")) return this.parts.actions.stop.hidden ? this.model.send({ kind: "panel", name: near("do").panel, act: near("do").do }) : this.tell("Something runs already; Esc stops it.");
     if (near("map")) return this.chooseOn(target.closest("[data-map]"), event);
     if (!target.closest(".time") || !this.view.store?.n) return;
     const box = this.parts.time.getBoundingClientRect();

@@ -29,7 +29,7 @@ ${fault()}
 <div class="three mt"><section class="card" aria-label="In memory now"><h3>In memory now<small>% of each expert’s pages</small></h3><div class="panel" data-place="residency"></div><p class="memorysay" data-place="residencysay" aria-live="polite"></p></section>
 <section class="card" aria-label="What limits each stage"><h3>What limits each stage</h3><div class="panel" data-place="roofline"></div></section>
 <section class="card" aria-label="In words"><h3>In words</h3><div class="panel" data-place="stagewords" aria-live="polite"></div></section></div>
-<section class="card mt" aria-label="KV cache"><h3>KV cache<small>which keys the selected token uses</small></h3><p data-place="keyssay" aria-live="polite"></p><div class="panel" data-place="keys"></div></section>
+<section class="card mt" aria-label="KV cache"><h3>KV cache<small>which keys the selected token uses</small></h3><p data-place="keyssay"></p><div class="panel" data-place="keys"></div></section>
 <div class="sr twins"></div>
 </div>
 ${lastLine("Selected", HINTS, KEYS)}`;
