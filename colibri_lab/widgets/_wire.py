@@ -13,7 +13,10 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ArraySpec", "Block", "Column", "Head", "Html", "Request", "Status", "pack"]
+__all__ = ["ArraySpec", "Block", "Column", "Head", "Html", "Message", "Request", "Status", "message_of", "pack"]
+
+Message = tuple[dict[str, Any], list[bytes]]
+"""Content and buffers."""
 
 _BROWSER_TYPES = {"uint8", "uint16", "uint32", "int32", "float32"}
 
@@ -97,3 +100,9 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[ArraySpec], list[byte
         specs.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape)})
         buffers.append(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes())
     return specs, buffers
+
+
+def message_of(kind: str, found: tuple[dict[str, Any], Mapping[str, NDArray[Any]]]) -> Message:
+    """Facts and arrays as one message. Raises TypeError as `pack` does."""
+    specs, buffers = pack(found[1])
+    return {"kind": kind, "facts": found[0], "arrays": specs}, buffers

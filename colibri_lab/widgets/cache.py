@@ -15,7 +15,7 @@ from colibri_lab.errors import ArgumentError, ColibriError
 from colibri_lab.trace import Trace, trace_of
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
-from colibri_lab.widgets._wire import pack
+from colibri_lab.widgets._wire import Message, message_of
 from colibri_lab.widgets._work import IDLE, Working
 from colibri_lab.widgets.cache_data import CacheData, sizes_of
 from colibri_lab.widgets.cache_panels import Panels
@@ -30,8 +30,6 @@ _RECIPE = """import colibri_lab as lab
 
 view = lab.CacheLab(trace)  # the session or trace that you looked at
 """
-
-Message = tuple[dict[str, Any], list[bytes]]
 
 
 class CacheLab(Working, anywidget.AnyWidget):
@@ -209,7 +207,7 @@ class CacheLab(Working, anywidget.AnyWidget):
             self._post(self._timeline(self.setting, where["layer"], where["token"]))
 
     def _timeline(self, setting: Mapping[str, Any], layer: int, token: int | None) -> Message:
-        return _message("timeline", self._shown.timeline(setting, layer, token))
+        return message_of("timeline", self._shown.timeline(setting, layer, token))
 
     def _send_panels(self) -> None:
         for message in self._panel_messages():
@@ -220,7 +218,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         return [
             (head | {"name": name}, buffers)
             for name, found in (self._panels.shown(self.selection) if self._panels is not None else ())
-            for head, buffers in [_message("panel", found)]
+            for head, buffers in [message_of("panel", found)]
         ]
 
     def _post(self, message: Message) -> None:
@@ -317,9 +315,3 @@ def _shown(x: Any, machine: Any, runs: Sequence[Any], sizes: Any, profile: Any) 
     if sizes is None and trace.model is not None:
         sizes = sizes_of(trace)
     return CacheData(trace, session=session, machine=machine, runs=runs, sizes=sizes, profile=profile)
-
-
-def _message(kind: str, found: tuple[dict[str, Any], dict[str, Any]]) -> Message:
-    facts, arrays = found
-    specs, buffers = pack(arrays)
-    return {"kind": kind, "facts": facts, "arrays": specs}, buffers

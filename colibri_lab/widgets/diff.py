@@ -18,7 +18,7 @@ from colibri_lab.difference.verdict import diff
 from colibri_lab.errors import ArgumentError, ColibriError
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
-from colibri_lab.widgets._wire import pack
+from colibri_lab.widgets._wire import Message, message_of, pack
 from colibri_lab.widgets._work import IDLE, Working
 from colibri_lab.widgets.diff_data import DiffData
 from colibri_lab.widgets.diff_picture import diff_png, diff_text, title
@@ -31,8 +31,6 @@ _RECIPE = """import colibri_lab as lab
 diff = lab.diff(a, b)  # the two runs that you compared
 view = lab.DiffView(diff)
 """
-
-Message = tuple[dict[str, Any], list[bytes]]
 
 
 class DiffView(Working, anywidget.AnyWidget):
@@ -123,10 +121,10 @@ class DiffView(Working, anywidget.AnyWidget):
 
     def _values(self) -> Message:
         where = self.selection
-        return _message("values", self._shown.values(where["path"], where["expert"], where["token"]))
+        return message_of("values", self._shown.values(where["path"], where["expert"], where["token"]))
 
     def _next(self, token: int) -> Message:
-        return _message("next", self._shown.next_tokens(token))
+        return message_of("next", self._shown.next_tokens(token))
 
     # ---- without a kernel ----
 
@@ -138,7 +136,7 @@ class DiffView(Working, anywidget.AnyWidget):
 
     def _page(self) -> str:
         messages = [self._head()]
-        messages += [_message("values", found) for found in self._shown.page_values(self.selection)]
+        messages += [message_of("values", found) for found in self._shown.page_values(self.selection)]
         messages += [self._next(token) for token in self._shown.page_tokens(self.selection)]
         return view_page("diff", title(self.diff), {"selection": self.selection, "_status": IDLE}, messages)
 
@@ -173,9 +171,3 @@ def _compared(a: Any, b: Any, model: Any, options: dict[str, Any]) -> Diff:
     if b is None:
         raise ArgumentError(f"DiffView takes a Diff or two runs to compare, not one {type(a).__name__}.")
     return diff(a, b, model=model, **options)
-
-
-def _message(kind: str, found: tuple[dict[str, Any], dict[str, Any]]) -> Message:
-    facts, arrays = found
-    specs, buffers = pack(arrays)
-    return {"kind": kind, "facts": facts, "arrays": specs}, buffers

@@ -20,7 +20,7 @@ from colibri_lab.errors import ArgumentError, BusyError, CapacityError, ColibriE
 from colibri_lab.trace import Trace
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
-from colibri_lab.widgets._wire import Request, pack
+from colibri_lab.widgets._wire import Message, Request, pack
 from colibri_lab.widgets._work import IDLE, RunsPrompts, Stopped, Working, short
 from colibri_lab.widgets.explorer_data import ExplorerData
 from colibri_lab.widgets.html import view_page, write_page
@@ -31,8 +31,6 @@ __all__ = ["RoutingExplorer"]
 _RETRY_SECONDS = 0.2
 _PAGE_VALUES_BELOW = 8 << 20  # bytes of router values that a saved page may carry
 _BUSY = "A cell is running on this session. Looking at finished data works; this run waits its turn."
-
-Message = tuple[dict[str, Any], list[bytes]]
 
 
 class RoutingExplorer(Working, anywidget.AnyWidget):

@@ -19,7 +19,7 @@ from colibri_lab.nan.source import Source, opened
 from colibri_lab.trace import Trace, trace_of
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
-from colibri_lab.widgets._wire import pack
+from colibri_lab.widgets._wire import Message, pack
 from colibri_lab.widgets._work import IDLE, Work, Working
 from colibri_lab.widgets.html import view_page, write_page
 from colibri_lab.widgets.nan_data import NanData, cure_facts
@@ -34,8 +34,6 @@ _RECIPE = """import colibri_lab as lab
 found = lab.nan.find(run)  # the session or trace that you traced
 view = lab.NanTracer(found)
 """
-
-Message = tuple[dict[str, Any], list[bytes]]
 
 
 class NanTracer(Working, anywidget.AnyWidget):

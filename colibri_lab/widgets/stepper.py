@@ -19,7 +19,7 @@ import traitlets
 from colibri_lab.errors import ArgumentError, BusyError, ColibriError
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
-from colibri_lab.widgets._wire import pack
+from colibri_lab.widgets._wire import Message, pack
 from colibri_lab.widgets._work import IDLE, Stopped, Work, Working
 from colibri_lab.widgets.html import view_page, write_page
 from colibri_lab.widgets.stepper_data import (
@@ -44,8 +44,6 @@ _KEPT_BYTES = 24 << 20  # frames of the walk that a saved page may carry; the ol
 _BUSY = "A cell is running on this session. Looking at what is shown works; this step waits its turn."
 _AT_ONCE = ("ready", "seen", "stop", "html")  # requests that are answered where they arrive; others in a thread
 UNITS = ("stage", "expert", "layer", "token")
-
-Message = tuple[dict[str, Any], list[bytes]]
 
 
 class TokenStepper(Working, anywidget.AnyWidget):
