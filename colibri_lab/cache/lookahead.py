@@ -5,9 +5,9 @@ that is known before the experts of layer l run, so that those of the next MoE l
 h goes through the norm and the router of the *next* MoE layer, and the best by its logits are the guess. What is
 missing from h are the outputs of layer l's experts and the next attention (and dense layers that lie between).
 
-Applying the next layer's gate to an earlier hidden state is the speculative loading of Eliseev and Mazur
-(arXiv 2312.17238, section 3.2); taking the state before the experts and the norm of the gate's own layer is the form
-that overlaps with the experts' computation (compare arXiv 2603.19289). The first MoE layer has no earlier state of this
+Applying the next layer's gate to an earlier hidden state, which the residual stream keeps near to the later one, is the
+speculative loading of Eliseev and Mazur (arXiv 2312.17238). That the state is one known while the layer still computes,
+so that reading overlaps with it, is also how arXiv 2603.19289 guesses. The first MoE layer has no earlier state of this
 kind, so there is no guess for it.
 """
 
