@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,6 +165,18 @@ def test_a_query_is_shown_with_the_fewest_keys_that_hold_its_attention(session: 
     assert [key["position"] for key in facts["used"]] == sorted(used, key=lambda p: -mean[p])
     assert facts["used"][0]["text"] == session.texts[facts["used"][0]["position"]]
     assert (facts["reached"], facts["tokens"], facts["windows"]) == (token + 1, 28, [None] * 6)
+
+
+def test_what_a_window_hides_is_told_apart(tmp_path: Path) -> None:
+    """The bundled model with a window of 5: the query of token 9 reaches keys 5 to 9."""
+    folder = Path(shutil.copytree(lab.open().path, tmp_path / "windowed"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": 5}), encoding="utf-8")
+    windowed = lab.open(folder).session(capture="routing")
+    windowed.feed(lab.exercises.TEXT)
+    facts, arrays = keys_facts(lab.cache.keys(windowed), windowed.trace(), 2, 9)
+    assert (facts["first"], facts["reached"], facts["windows"]) == (5, 5, [5] * 6)
+    assert not arrays["weights"][:5].any() and (arrays["weights"][5:] > 0).all()
 
 
 def test_a_long_run_is_not_repeated_without_being_asked(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ function stepOnExperts(state, layer, expert, right, down) {
 
 // The selected expert in words; then what the last button did.
 function residencyWords(state, layer, expert) {
+  if (!state.layers.length) return `<span class="q">${escape(state.reason)}</span>`;
   if (!state.available) return `<b>Not available here:</b> ${escape(state.reason)}`;
   const row = state.layers.indexOf(layer);
   const i = row * state.experts + expert;

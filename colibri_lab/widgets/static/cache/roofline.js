@@ -112,9 +112,10 @@ function rooflineTable({ points, unplaced }) {
 export const roofline = {
   name: "roofline",
   html: (panel, view, width) => {
-    const words = panel?.reason || (view.live ? "Not measured yet. Measuring runs the first tokens several times, stage by stage." : "Not measured.");
+    if (panel?.reason) return `<p class="q">${escape(panel.reason)}</p>`;
+    const words = view.live ? "Not measured yet. Measuring runs the first tokens several times, stage by stage." : "Not measured.";
     const again = panel?.points ? "Measure again" : "Measure";
-    const measure = `<div class="acts"><button type="button" class="btn low" data-panel="roofline" data-do="measure" ${view.live && panel && !panel.reason ? "" : "disabled"} ${SUPPRESS}>${again}</button><span class="q small">${panel?.points ? escape(panel.remark) : view.live ? "" : "needs Python"}</span></div>`;
+    const measure = `<div class="acts"><button type="button" class="btn low" data-panel="roofline" data-do="measure" ${view.live && panel ? "" : "disabled"} ${SUPPRESS}>${again}</button><span class="q small">${panel?.points ? escape(panel.remark) : view.live ? "" : "needs Python"}</span></div>`;
     if (!panel?.points) return `<p class="q pad">${escape(words)}</p>${measure}`;
     return `${rooflinePicture(panel, width)}${measure}<details class="rooftwin"><summary ${SUPPRESS}>As a table</summary>${rooflineTable(panel)}</details>`;
   },

@@ -20,5 +20,5 @@ function reasons(counters) {
 export const stageSay = {
   name: "stagewords",
   of: "roofline",
-  html: (panel) => (panel?.points ? stageWords(panel) + counterTable(panel) : '<p class="q">What the machine does is said here once it has been measured.</p>'),
+  html: (panel) => (panel?.points ? stageWords(panel) + counterTable(panel) : `<p class="q">${panel?.reason ? "Nothing can be measured here." : "What the machine does is said here once it has been measured."}</p>`),
 };
