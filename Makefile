@@ -59,7 +59,7 @@ lint: $(call extra,test) $(call extra,dev) ## ruff, mypy, compiler warnings as e
 bench: $(call extra,test) ## measure this machine: engine, peers and limits (ARGS=--quick takes three minutes, ARGS=--help)
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
-soak: $(CMAKE) $(call extra,test) ## runs of minutes: fuzzing (clang), leaks, load; log in benchmarks/soak/
+soak: $(CMAKE) $(call extra,test) ## half an hour: fuzzing (clang), leaks, load, rounding of every float; log in benchmarks/soak/
 	sh tools/soak.sh $(BIN)/python $(ARGS)
 
 clean: ## remove everything that was built here; workbench/ stays

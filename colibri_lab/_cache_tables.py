@@ -90,17 +90,22 @@ def write_parquet(path: Path, simulations: Sequence[Simulation], layers: Sequenc
         parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), handle)
 
 
-def draw(path: Path, curves: Mapping[str, NDArray[np.float64]], k: int, capacities: Sequence[int], scope: str) -> None:
-    """Miss ratios by capacity, (keys + 1,) by policy; a thin line at each capacity that was asked for."""
+def draw(
+    path: Path,
+    points: Sequence[int],
+    curves: Mapping[Any, NDArray[np.float64]],
+    capacities: Sequence[int],
+    scope: str,
+) -> None:
+    """Miss ratios at some capacities (`points`) by policy; a thin line at each capacity that was asked for."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, curve) in enumerate(curves.items()):
         axes.plot(
-            np.arange(k, len(curve)), 100 * curve[k:], label=name, color=COLOURS[number % len(COLOURS)],
+            points, 100 * curve, label=name, color=COLOURS[number % len(COLOURS)],
             linestyle=DASHES[number % len(DASHES)], marker=MARKERS[number % len(MARKERS)], markersize=5,
-            markevery=max(1, (len(curve) - k) // 12),
         )  # fmt: skip
     for capacity in capacities:
         axes.axvline(capacity, color="#888888", linewidth=0.8)

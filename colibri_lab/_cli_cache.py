@@ -26,7 +26,7 @@ __all__ = ["add_to", "run"]
 
 TROUBLE = 2
 BOUND: Policy = "belady"
-ROWS = 8  # capacities that the table shows beside those asked for
+POINTS = 16  # capacities that table and picture show beside those asked for
 
 Curve = NDArray[np.float64]
 
@@ -90,13 +90,10 @@ def run(options: argparse.Namespace) -> int:
         for capacity in capacities
     ]
     print("\n".join(simulation.report().rstrip("\n") + "\n" for simulation in simulations))
-    weights = simulations[0].requests
-    curves: dict[str, Curve] = {
-        policy: _mean(lab.cache.miss_ratio_curve(trace, policy, **how), weights)
-        for policy in dict.fromkeys((*policies, BOUND))
-    }
-    print(_table(curves, capacities, trace.top_k, options.scope))
-    print(*_beside_the_bound(curves, capacities), sep="\n")
+    points = _points(capacities, trace, options.scope)
+    curves = {policy: _curve(trace, policy, points, how) for policy in dict.fromkeys((*policies, BOUND))}
+    print(_table(curves, points, capacities, options.scope))
+    print(*_beside_the_bound(curves, points, capacities), sep="\n")
     if machine is not None:
         speeds = [(s, lab.cache.predict(s, machine)) for s in simulations]
         print("", *(f"{s.policy}, {s.capacity} experts: {speed.sentence}" for s, speed in speeds), sep="\n")
@@ -105,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     if options.parquet is not None:
         write_parquet(options.parquet, simulations, trace.moe_layers)
     if options.plot is not None:
-        draw(options.plot, curves, trace.top_k, capacities, options.scope)
+        draw(options.plot, points, curves, capacities, options.scope)
     if options.html is not None:
         view = lab.CacheLab(
             source,
@@ -161,8 +158,13 @@ def _source(options: argparse.Namespace) -> tuple[Trace | Session, Trace, Any]:
     return session, trace, lab.cache.expert_bytes(session.model) if size is None else size
 
 
+def _keys(trace: Trace, scope: str) -> int:
+    """How many experts could be in one cache."""
+    return trace.num_experts * (1 if scope == "layer" else len(trace.moe_layers))
+
+
 def _capacities(said: str | None, trace: Trace, scope: str) -> list[int]:
-    keys = trace.num_experts * (1 if scope == "layer" else len(trace.moe_layers))
+    keys = _keys(trace, scope)
     if said is None:
         return [max(trace.top_k, keys // 2)]
     try:
@@ -178,36 +180,48 @@ def _capacities(said: str | None, trace: Trace, scope: str) -> list[int]:
     return found
 
 
-def _mean(curve: Curve, requests: NDArray[np.int64]) -> Curve:
-    """(capacities,) over all layers, each by its requests."""
-    if len(curve) == 1:
-        return np.asarray(curve[0])
-    used = requests > 0
-    return np.asarray(requests[used] @ curve[used] / max(1, int(requests.sum())))
+def _points(capacities: list[int], trace: Trace, scope: str) -> list[int]:
+    keys, k = _keys(trace, scope), trace.top_k
+    return sorted({*capacities, *np.linspace(k, keys, min(POINTS, keys - k + 1)).round().astype(int).tolist()})
 
 
-def _table(curves: dict[str, Curve], capacities: list[int], k: int, scope: str) -> str:
-    keys = len(curves[BOUND]) - 1
-    shown = sorted({*capacities, *np.linspace(k, keys, min(ROWS, keys - k + 1)).round().astype(int).tolist()})
+def _curve(trace: Trace, policy: Policy, points: list[int], how: dict[str, Any]) -> Curve:
+    """(points,) share of all requests that miss."""
+    from colibri_lab import cache
+    from colibri_lab.cache.policies import STACKS
+
+    if policy not in STACKS:  # its curve is a simulation for each capacity there is, which may be thousands
+        found = [cache.simulate(trace, policy, point, **how) for point in points]
+        return np.array([s.misses.sum() / max(1, s.requests.sum()) for s in found])
+    curve = cache.miss_ratio_curve(trace, policy, **how)
+    requests = cache.simulate(trace, policy, points[-1], **how).requests
+    weights = requests if how["scope"] == "layer" else requests.sum(keepdims=True)
+    used = weights > 0
+    return np.asarray(weights[used] @ curve[used][:, points] / max(1, int(requests.sum())))
+
+
+def _table(curves: dict[Policy, Curve], points: list[int], capacities: list[int], scope: str) -> str:
     what = "a layer" if scope == "layer" else "all layers together"
     width = max(8, *(len(name) + 1 for name in curves))
     lines = [f"Misses by capacity (experts of {what}); * was asked for", ""]
     lines.append(f"{'capacity':>10}" + "".join(f"{name:>{width}}" for name in curves))
-    for number in shown:
+    for row, number in enumerate(points):
         mark = "*" if number in capacities else " "
-        values = "".join(f"{100 * curve[number]:>{width - 2}.1f} %" for curve in curves.values())
+        values = "".join(f"{100 * curve[row]:>{width - 2}.1f} %" for curve in curves.values())
         lines.append(f"{mark}{number:>9}{values}")
     return "\n".join(lines) + "\n"
 
 
-def _beside_the_bound(curves: dict[str, Curve], capacities: list[int]) -> list[str]:
-    """How far each policy is from Belady's, a line for each capacity."""
+def _beside_the_bound(curves: dict[Policy, Curve], points: list[int], capacities: list[int]) -> list[str]:
+    """How far the nearest policy is from Belady's, a line for each capacity."""
     lines = []
     for number in capacities:
-        bound = 100 * (1 - curves[BOUND][number])
-        others = {name: 100 * (1 - curve[number]) for name, curve in curves.items() if name != BOUND}
-        left = "; ".join(f"{name} {hit:.1f} %, {bound - hit:.1f} points below" for name, hit in others.items())
-        lines.append(
-            f"With {number} experts Belady, who knows what comes, would hit {bound:.1f} %{': ' * bool(left)}{left}."
-        )
+        hits = {name: 100 * (1 - curve[points.index(number)]) for name, curve in curves.items()}
+        bound = hits.pop(BOUND)
+        line = f"With {number} experts Belady, who knows what comes, would hit {bound:.1f} %"
+        if hits:
+            name = max(hits, key=lambda name: hits[name])
+            side = "below" if hits[name] <= bound else "above"
+            line += f"; {name} comes nearest: {hits[name]:.1f} %, {abs(bound - hits[name]):.1f} points {side}"
+        lines.append(line + ".")
     return lines
