@@ -186,6 +186,9 @@ def test_every_policy_equals_the_slow_simulator(part: int) -> None:
             assert told.tolist() == mine, (seed, policy)
             token = seed % len(case.trace.ids)
             assert found.resident(layer, token).tolist() == sorted(inside[row][token]), (seed, policy)
+            told = found.residents(layer, token // 2)
+            mine = [[e in inside[row][t] for e in range(told.shape[1])] for t in sorted(inside[row])[token // 2 :]]
+            assert told.tolist() == mine, (seed, policy)
 
 
 def test_curves_are_the_simulations_at_every_capacity_and_belady_is_below_every_demand_policy() -> None:
@@ -330,8 +333,9 @@ def test_pieces_do_not_change_a_simulation(monkeypatch: pytest.MonkeyPatch) -> N
             monkeypatch.setattr(cache.requests, "_IN_MEMORY", 16)
             cut = case.simulate(policy)
             assert all((getattr(cut, name) == getattr(whole, name)).all() for name in COUNTERS[:-1])
-            assert (cut.events(0) == whole.events(0)).all()
+            told, residents = cut.events(0), cut.residents(0)
             monkeypatch.undo()
+            assert (told == whole.events(0)).all() and (residents == whole.residents(0)).all()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

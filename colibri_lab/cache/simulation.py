@@ -18,7 +18,7 @@ from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.trace import HasTrace, Trace, trace_of
 
-_STEP = 1 << 18  # requests served at a time
+_STEP = 1 << 16  # requests served at a time
 _OUTCOMES = np.array(["pin", "hit", "prefetch", "late", "miss"])
 _EVENT = np.dtype(
     [
@@ -110,14 +110,10 @@ class Simulation(Counts):
 
         Raises ArgumentError for a layer or token that the trace has not.
         """
-        requests, row = self._cache_of(layer)
-        if not (is_whole(token) and 0 <= token < requests.tokens):
-            raise ArgumentError(f"tokens are 0 to {requests.tokens - 1}, not {token!r:.40}")
-        last = None
-        for caches, piece in _walk(requests, self.settings, requests.pass_of(token)[1]):
-            caches.feed(*piece.arrays)
-            last = caches
-        return np.zeros(0, np.int64) if last is None else np.flatnonzero(last.residents()[row])
+        tokens = len(self.trace.ids)
+        if not (is_whole(token) and 0 <= token < tokens):
+            raise ArgumentError(f"tokens are 0 to {tokens - 1}, not {token!r:.40}")
+        return np.flatnonzero(self.residents(layer, token, token + 1)[0])
 
     def residents(self, layer: int, start: int = 0, stop: int | None = None) -> NDArray[np.bool_]:
         """(stop − start, E): whether each expert of one layer is in its cache after each of these tokens (after its
@@ -125,15 +121,13 @@ class Simulation(Counts):
         """
         requests, row = self._cache_of(layer)
         end = self._tokens(start, stop, requests)
-        out = np.zeros((end - start, self.trace.num_experts), np.bool_)
-        if start == end:
-            return out
-        first, last = requests.pass_of(start)[0], requests.pass_of(end - 1)[1]
-        cuts = {requests.pass_of(token)[1] for token in range(start, end)}
-        for caches, piece in _walk(requests, self.settings, last, cuts=(first, *cuts)):
+        out = np.zeros((end - start, self.trace.num_experts), bool)
+        spans = [requests.pass_of(token) for token in range(start, end)]
+        ends = {after: first for first, after in spans}
+        for caches, piece in _walk(requests, self.settings, max(ends, default=0), cuts=tuple(ends)):
             caches.feed(*piece.arrays)
-            if piece.stop > first:
-                out[max(piece.start - start, 0) : piece.stop - start] = caches.residents()[row]
+            if piece.stop in ends:
+                out[max(0, ends[piece.stop] - start) : piece.stop - start] = caches.residents()[row]
         return out
 
     def report(self) -> str:
