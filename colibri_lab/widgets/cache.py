@@ -139,9 +139,7 @@ class CacheLab(Working, anywidget.AnyWidget):
 
     def _takes_long(self, request: Mapping[str, Any]) -> bool:
         kind = request.get("kind")
-        return kind == "panel" or (
-            kind == "curve" and self._data is not None and not self._data.is_quick(self.setting)
-        )
+        return kind == "panel" or (kind == "curve" and self._data is not None and not self._data.is_quick(self.setting))
 
     def handle(self, request: Mapping[str, Any]) -> None:
         """Answers one request of the browser, here and now; raises what goes wrong."""
@@ -150,7 +148,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         kind = request.get("kind")
         if kind == "ready":
             self._post(({"kind": "head", "facts": {**self._data.facts(), "recipe": _RECIPE}}, []))
-            if self.trace.ids:
+            if self.trace.ids and self._data.is_quick(self.setting):  # else the browser asks, and a thread answers
                 self._post(self._curve(self.setting["policy"]))
             self._send_timeline()
             self._send_panels()

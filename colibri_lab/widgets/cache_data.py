@@ -34,6 +34,7 @@ COUNTERS = (
 
 _STEPS = (12, 48)  # capacities of one curve at most: of a huge trace, of a small one
 _WORK = 4_000_000  # requests that all capacities of one curve serve together, about
+_MANY = 1000  # experts in one cache, from which on Belady's rule takes its time
 _WINDOW = 512  # tokens of a timeline that are sent at once
 _KEPT = 16  # simulations held for the next question
 
@@ -132,6 +133,12 @@ class CacheData:
         some = np.unique(np.linspace(least, most, steps).round().astype(int))
         return sorted({*some.tolist(), int(setting["capacity"])})
 
+    def few(self, setting: Mapping[str, Any]) -> list[int]:
+        """The capacities of a still picture, which the first view waits for: of a long trace the chosen one alone."""
+        every = self.capacities(setting)
+        quick = self.requests * len(every) <= _WORK and self.most(setting["scope"]) <= _MANY
+        return every if quick else [int(setting["capacity"])]
+
     @property
     def requests(self) -> int:
         """Requests of the whole trace, about: every slot counts."""
@@ -161,6 +168,7 @@ class CacheData:
                 expert_bytes=self.sizes,
                 profile=self.profile if setting["policy"] == "static" else None,
                 prefetch=self.plan(setting["prefetch"]),
+                progress=False,
             )
         self._simulations[key] = done
         while len(self._simulations) > _KEPT:

@@ -120,7 +120,7 @@ def cache_png(data: CacheData, setting: Setting, selection: Mapping[str, Any]) -
 
 
 def _draw_curves(sheet: Sheet, data: CacheData, setting: Setting) -> None:
-    capacities = data.capacities(setting)
+    capacities = data.few(setting)
     step = _WIDE / max(1, capacities[-1] - capacities[0])
     at = [_LEFT + 12 + (c - capacities[0]) * step * 0.96 for c in capacities]
     policies = _policies(setting)
@@ -128,7 +128,8 @@ def _draw_curves(sheet: Sheet, data: CacheData, setting: Setting) -> None:
         policy: [_share(data, {**setting, "policy": policy, "capacity": c}) for c in capacities] for policy in policies
     }
     high = max(0.1, *(share for curve in curves.values() for share in curve if not np.isnan(share)))
-    sheet.text(_EDGE, _TOP - 22, "Share of requests that miss, by experts kept", bold=True)
+    words = "by experts kept" if len(capacities) > 1 else "at this size (of a long trace the live view has the others)"
+    sheet.text(_EDGE, _TOP - 22, f"Share of requests that miss, {words}", bold=True)
     for share in (0.0, high / 2, high):
         y = _TOP + _TALL * (1 - share / high)
         sheet.fill(_LEFT, y, _WIDE, 1, "#e0e0e0")

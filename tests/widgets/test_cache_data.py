@@ -71,6 +71,13 @@ def test_many_capacities_are_a_grid_that_holds_the_chosen_one() -> None:
     assert found == sorted(set(found))
 
 
+def test_a_still_picture_of_a_long_trace_asks_for_one_size(monkeypatch: pytest.MonkeyPatch, data: CacheData) -> None:
+    """For the first view waits for it."""
+    assert data.few(EACH) == data.capacities(EACH)
+    monkeypatch.setattr("colibri_lab.widgets.cache_data._WORK", 1000)
+    assert data.few(EACH) == [4]
+
+
 # ---- counters ----
 
 
