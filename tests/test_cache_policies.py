@@ -314,6 +314,7 @@ def test_a_report_says_what_the_counters_say() -> None:
     trace = synthetic_trace(3, 8, 2, 40, passes=[30, *[1] * 10], dense_layers=[1])
     found = cache.simulate(trace, "static", 4, passes="trace", expert_bytes=1000)
     lines = found.report().splitlines()
+    assert repr(found.decode) == f"<Counts: {found.decode.requests.sum()} requests, {found.decode.hits.sum()} hits>"
     assert lines[0] == "static (profile: this trace itself), 4 experts in each layer's cache"
     assert lines[1].split()[:5] == ["layer", "requests", "hits", "misses", "hit"]
     every = next(line.split() for line in lines if line.split()[0] == "all")

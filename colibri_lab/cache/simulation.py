@@ -34,7 +34,7 @@ _EVENT = np.dtype(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Counts:
     """What was counted, by MoE layer: (Lm,) int64. requests = hits + misses, hits = pin + policy + prefetch + late."""
 
@@ -67,8 +67,11 @@ class Counts:
         total = int(self.requests.sum())
         return int(self.hits.sum()) / total if total else float("nan")
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {int(self.requests.sum()):,} requests, {int(self.hits.sum()):,} hits>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Simulation(Counts):
     """What a cache did with the requests of a trace; made by `simulate`."""
 
