@@ -2,8 +2,8 @@
 
     python benchmarks/cache_simulator.py [--tokens 1000000,10000000] [--experts 128] [--top-k 8] [--rounds 5]
 
-Speed: one round takes a sample of every analysis, the next goes backwards; median and range of CPU time, ids read from
-the trace file included. Memory: each length of trace is a file in a temporary folder, opened and analysed by a process
+Speed: one round takes a sample of every analysis, the next goes backwards; median and range of CPU time, ids taken from
+a trace in memory. Memory: each length of trace is a file in a temporary folder, opened and analysed by a process
 of its own; counted is what its private memory grows by at most while it analyses (the pages of the file are the
 system's, which takes them back when it wants to). Leaves cache-simulator-<cpu>-<date>.json and .md.
 """
