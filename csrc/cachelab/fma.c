@@ -78,7 +78,18 @@ static const instruction_set sets[] = {
 #else
 
 #define SAME(value) (value)
-CHAINS_OF(chains_scalar, , float, SAME, fmaf)
+
+static inline float mul_add_one(float a, float x, float y)
+{
+    a = fmaf(a, x, y);
+#if defined(__aarch64__)
+    __asm__("" : "+w"(a)); /* a register of its own: compilers would make vectors of the chains */
+#endif
+    return a;
+}
+
+CHAINS_OF(chains_scalar, , float, SAME, mul_add_one)
+
 static bool always(void)
 {
     return true;
