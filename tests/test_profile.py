@@ -456,7 +456,7 @@ def test_what_this_machine_counts_is_counted_in_every_stage() -> None:
     f = lab.profile(lab.open(), TEXT, repeats=1, progress=False)
     for name, found in f.counters.items():
         if isinstance(found, str):
-            assert found.startswith("not available here: ") and np.isnan(f.table[name]).all()
+            assert found.startswith("not available here: ") and np.isnan(f.table[name]).any()
         else:
             assert found > 0 and f.table[name][f.table["stage"] == "expert"].min() >= 0
 
