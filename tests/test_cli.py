@@ -34,7 +34,7 @@ def test_every_command_has_help(tmp_path: Path) -> None:
     """--help names all commands."""
     done = colibri_lab("--help", folder=tmp_path)
     assert done.returncode == 0
-    for command in ("lab", "notebooks", "info", "explore", "doctor", "diff", "bench"):
+    for command in ("lab", "notebooks", "info", "explore", "doctor", "diff", "nan", "cache", "bench"):
         assert re.search(rf"^ +{command}\b", done.stdout, flags=re.MULTILINE), command
 
 
