@@ -5,7 +5,7 @@
 One round runs every budget once and measures the machine before and after each run, with reads of the same size; the
 next round goes backwards. The prediction takes the medians of all these measurements, none of the runs. The model is
 random, and its embeddings are enlarged so that the residual stream tells tokens apart: else it would send all of them
-to a few experts. Leaves cache-live-<cpu>-<date>.json, .md and .png.
+to a few experts. Leaves cache-live-<cpu>-<date>-threads-<n>.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def draw(whole: dict[str, Any], path: Path) -> None:
 
 
 def record(whole: dict[str, Any], folder: Path) -> Path:
-    """Writes cache-live-<cpu>-<date>.json, .md and .png; returns the page."""
-    base = folder / f"cache-live-{machine.slug(whole['machine'])}"
+    """Writes cache-live-<cpu>-<date>-threads-<n>.json, .md and .png; returns the page."""
+    base = folder / f"cache-live-{machine.slug(whole['machine'])}-threads-{whole['arguments']['threads']}"
     write(base.with_name(f"{base.name}.json"), json.dumps(whole, indent=1) + "\n")
     write(base.with_name(f"{base.name}.md"), page(whole))
     draw(whole, base.with_name(f"{base.name}.png"))
