@@ -1,4 +1,4 @@
-"""The exercises of notebook 03: right answers in every spelling, wrong ones with a hint, and faults that are real."""
+"""The exercises of notebook 03: faults that are real, and hints."""
 
 from __future__ import annotations
 
@@ -6,39 +6,6 @@ import numpy as np
 import pytest
 
 import colibri_lab as lab
-
-RIGHT = {
-    "diff_1": [(3, 6), [3, 6], np.array([3, 6]), "layers.3.moe.experts.6", "layers.3.moe.experts.6.gate", "3, 6"],
-    "diff_2": [0.5, "0.5", np.float32(0.5), [0.501], 1 / 2],
-    "diff_3": [[1, 2], (2, 1), {1, 2}, np.array([1, 2]), ["1", "2"]],
-    "diff_4": [73, "73", np.int64(73), [73]],
-}
-WRONG = {
-    "diff_1": [(3, 5), (4, 6), (0, 0), (99, 99), (-1, 2)],
-    "diff_2": [2, 1, 0, -0.5, float("nan"), float("inf"), 1e300],
-    "diff_3": [[0, 3], [1, 1], [0, 1], [-1, 9]],
-    "diff_4": [83, 0, -1, 10**9],
-}
-NO_ANSWERS = [None, "what", object(), [], {}, [[1, 2], [3, 4]], ["x", None], 3 + 4j, b"73", ...]
-
-
-@pytest.mark.parametrize(("name", "number"), [(name, n) for name in RIGHT for n in range(len(RIGHT[name]))])
-def test_every_spelling_of_a_right_answer_passes(name: str, number: int) -> None:
-    verdict = getattr(lab.exercises, name)(RIGHT[name][number])
-    assert verdict, verdict
-
-
-@pytest.mark.parametrize(("name", "number"), [(name, n) for name in WRONG for n in range(len(WRONG[name]))])
-def test_a_wrong_answer_gets_a_hint_that_does_not_tell(name: str, number: int) -> None:
-    verdict = getattr(lab.exercises, name)(WRONG[name][number])
-    assert not verdict and len(verdict.message) > 10, verdict
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_what_cannot_be_an_answer_is_told_what_one_looks_like(name: str) -> None:
-    for thing in NO_ANSWERS:
-        verdict = getattr(lab.exercises, name)(thing)
-        assert not verdict and "answer is" in verdict.message, (thing, verdict)
 
 
 def test_known_mistakes_are_named() -> None:

@@ -1,4 +1,4 @@
-"""The exercises of notebook 04: right answers in every spelling, wrong ones with a hint, and diseases that are real."""
+"""The exercises of notebook 04: diseases that are real, and hints."""
 
 from __future__ import annotations
 
@@ -6,38 +6,6 @@ import numpy as np
 import pytest
 
 import colibri_lab as lab
-
-RIGHT = {
-    "nan_1": ["layers.1.attn.v", "layers.1.attn.v[3, 7]", ("layers.1.attn.v", (3, 7)), ["layers.1.attn.v"]],
-    "nan_2": [(3, 5), [3, 5], np.array([3, 5]), "layers.3.moe.experts.5", "layers.3.moe.experts.5.up", "3, 5"],
-    "nan_3": [10, "10", np.int64(10), [10], 10.0],
-}
-WRONG = {
-    "nan_1": ["layers.1.attn.k", "layers.1.attn.out", "layers.0.attn.v", "norm", "rubbish"],
-    "nan_2": [(5, 2), (3, 4), (0, 0), (99, 99), (-1, 2)],
-    "nan_3": [1, 28, 0, -1, 10**9],
-    "nan_4": [0, -3, 16, float("nan"), float("inf"), 1e300],
-}
-NO_ANSWERS = [None, object(), [], {}, [[1, 2], [3, 4]], 3 + 4j, b"73", ...]
-
-
-@pytest.mark.parametrize(("name", "number"), [(name, n) for name in RIGHT for n in range(len(RIGHT[name]))])
-def test_every_spelling_of_a_right_answer_passes(name: str, number: int) -> None:
-    verdict = getattr(lab.exercises, name)(RIGHT[name][number])
-    assert verdict, verdict
-
-
-@pytest.mark.parametrize(("name", "number"), [(name, n) for name in WRONG for n in range(len(WRONG[name]))])
-def test_a_wrong_answer_gets_a_hint_that_does_not_tell(name: str, number: int) -> None:
-    verdict = getattr(lab.exercises, name)(WRONG[name][number])
-    assert not verdict and len(verdict.message) > 10, verdict
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_an_answer_is_told_what_one_looks_like(name: str) -> None:
-    for thing in NO_ANSWERS:
-        verdict = getattr(lab.exercises, name)(thing)
-        assert not verdict and "answer is" in verdict.message, (thing, verdict)
 
 
 def test_known_mistakes_are_named() -> None:
