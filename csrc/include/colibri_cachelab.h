@@ -1,5 +1,5 @@
 /* colibri_cachelab.h: what the workbench asks of caches and of the machine. A library of its own beside the engine, which needs none of
- * it: libcolibri stays as small as it is. Same rules: never prints, never exits, only libc and libm. */
+ * it: libcolibri stays as small as it is. Same rules: never prints, never exits, only libc, libm and pthread. */
 #ifndef COLIBRI_CACHELAB_H
 #define COLIBRI_CACHELAB_H
 
@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* ---- 1. requests ----------------------------------------------------------------------------------------------------------- */
+/* ---- 1. requests --------------------------------------------------------------------------------------------------------- */
 
 /* A key is layer * n_experts + expert, of the layers that share a cache. A piece holds some tokens of a trace, of all these layers.
  * Slots with -1 request nothing; so do those that name an expert again within its token and layer. All ids must lie below n_experts:
@@ -34,7 +34,7 @@ typedef struct cachelab_piece {
 void cachelab_next_uses(const int32_t *ids, const int64_t *passes, int64_t n_tokens, int64_t k, int32_t *last, int32_t *next,
                         int32_t *out);
 
-/* ---- 2. reuse distances ---------------------------------------------------------------------------------------------------- */
+/* ---- 2. reuse distances -------------------------------------------------------------------------------------------------- */
 
 typedef struct cachelab_recency cachelab_recency;
 
@@ -47,7 +47,7 @@ void cachelab_recency_free(cachelab_recency *recency);
  * the distance of each request, first uses in the last place; or NULL. */
 void cachelab_recency_feed(cachelab_recency *recency, const int32_t *ids, int64_t n_tokens, int32_t *depths, int64_t *counts);
 
-/* ---- 3. policies ----------------------------------------------------------------------------------------------------------- */
+/* ---- 3. policies --------------------------------------------------------------------------------------------------------- */
 
 /* What each does is said in colibri_lab/cache/policies.py, in this order. */
 typedef enum cachelab_policy {
@@ -77,7 +77,7 @@ typedef struct cachelab_setup {
 
 #define CACHELAB_MAX_KEYS (1 << 24)
 
-/* ---- 4. one pass for all capacities ---------------------------------------------------------------------------------------- */
+/* ---- 4. one pass for all capacities -------------------------------------------------------------------------------------- */
 
 /* The policies that rank all keys alike whatever the capacity: lru, lfu, lru-k, least-stale, belady. The cache of C is then that of
  * C - 1 and one key more (Mattson et al., 1970), so one stack shows all. */
@@ -89,7 +89,7 @@ void cachelab_stack_free(cachelab_stack *stack);
 /* counts [keys + 1] grows by one at the depth of each request: a cache of C hits the depths below C. First uses: last place. */
 void cachelab_stack_feed(cachelab_stack *stack, const cachelab_piece *piece, int64_t *counts);
 
-/* ---- 5. one cache ---------------------------------------------------------------------------------------------------------- */
+/* ---- 5. one cache -------------------------------------------------------------------------------------------------------- */
 
 typedef struct cachelab_sim cachelab_sim;
 
@@ -123,7 +123,7 @@ int64_t cachelab_sim_pinned(const cachelab_sim *sim); /* those of them for good 
 bool cachelab_sim_holds(const cachelab_sim *sim, int32_t key);
 void cachelab_sim_counts(const cachelab_sim *sim, int64_t *counts); /* [n_layers, 2 (prefill, decode), CACHELAB_N_COUNTS] */
 
-/* ---- 6. pages: which of a mapped file are in memory, and how they come and go ---------------------------------------------- */
+/* ---- 6. pages: which of a mapped file are in memory, and how they come and go -------------------------------------------- */
 
 /* What became of a call, and why it could not be as asked: one sentence without an end. */
 typedef enum cachelab_status {
@@ -168,7 +168,7 @@ cachelab_status cachelab_unlock(const cachelab_range *range, cachelab_reason *re
 /* Page faults of this process since its start: served from memory, and those that had to read. */
 cachelab_status cachelab_faults(int64_t *n_minor, int64_t *n_major, cachelab_reason *reason);
 
-/* ---- counters: what the CPU counts of itself ------------------------------------------------------------------------------ */
+/* ---- 7. counters: what the CPU counts of itself -------------------------------------------------------------------------- */
 
 enum {
     CACHELAB_CYCLES = 0,
@@ -210,7 +210,7 @@ enum { CACHELAB_REASON_SIZE = 160 };
 void cachelab_counter_reason(int error, int paranoid, char out[CACHELAB_REASON_SIZE]);
 int cachelab_perf_event_paranoid(void);
 
-/* ---- stages: what each stage of a pass took ------------------------------------------------------------------------------- */
+/* ---- 8. stages: what each stage of a pass took --------------------------------------------------------------------------- */
 
 enum { CACHELAB_STAGES = COLIBRI_STAGE_NONE };
 
@@ -235,7 +235,7 @@ typedef struct cachelab_stages {
 
 void cachelab_stages_observe(void *stages, const colibri_stage_event *event);
 
-/* ---- work: what the stages compute and touch --------------------------------------------------------------------------------- */
+/* ---- 9. work: what the stages compute and touch -------------------------------------------------------------------------- */
 
 /* Operations are floating-point ones; a multiply-add is two. An RMS norm of w channels is 4w, a softmax of w entries 4w (subtract,
  * exp, add, divide) and 1 more for a scale, a rotation 6 for each pair of channels, silu(a) * b 4 and a sigmoid 3. Comparisons
@@ -270,7 +270,7 @@ void cachelab_work_weight(cachelab_work *work, const char *name, int64_t n_eleme
 void cachelab_work_tile(const cachelab_work *work, int64_t start, int64_t n, bool last, const int32_t *const *ids,
                         cachelab_amount *out);
 
-/* ---- limits: what the machine can do at best ------------------------------------------------------------------------------ */
+/* ---- 10. limits: what the machine can do at best ------------------------------------------------------------------------- */
 
 /* Memory to be read, of which each thread reads some rows. */
 typedef struct cachelab_stream {
@@ -289,7 +289,7 @@ float cachelab_fma_chains(const char *isa, int64_t rounds, float seed, double *o
 /* Operations in a second of so many threads together; below 0 when it cannot be run. */
 double cachelab_fma_rate(const char *isa, int threads, int64_t rounds);
 
-/* ---- caches and TLBs of a processor ---------------------------------------------------------------------------------------- */
+/* ---- 11. caches and TLBs of a processor ---------------------------------------------------------------------------------- */
 
 /* A set-associative table that evicts what was used least recently: a cache level, whose blocks are lines, or a TLB, whose blocks are
  * pages. Block b = address >> shift belongs to set b % n_sets. */
