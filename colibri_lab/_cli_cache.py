@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._cache_tables import check_picture, check_table, draw, write_csv, write_parquet
-from colibri_lab._cli_input import add_input, add_recording, bar, input_of, is_checkpoint, recording_of, session_of
+from colibri_lab._cli_input import (
+    add_input,
+    add_recording,
+    bar,
+    check_outputs,
+    input_of,
+    is_checkpoint,
+    recording_of,
+    session_of,
+)
 from colibri_lab.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -74,6 +83,8 @@ def run(options: argparse.Namespace) -> int:
     """Simulates, prints the reports, and returns the exit code. Raises ColibriError."""
     import colibri_lab as lab
 
+    files = (options.csv, options.parquet, options.plot, options.html)
+    check_outputs(files, [options.run_of, options.config])
     policies = _policies(options.policy)
     check_picture(options.plot)
     check_table(options.parquet)
@@ -114,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
             expert_bytes=size,
         )
         view.to_html(options.html)
-    for path in (options.csv, options.parquet, options.plot, options.html):
+    for path in files:
         if path is not None:
             print(path)
     return 0

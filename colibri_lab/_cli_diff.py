@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colibri_lab._cli_input import add_input, bar, input_of, is_checkpoint, session_of
+from colibri_lab._cli_input import add_input, bar, check_outputs, input_of, is_checkpoint, session_of
 from colibri_lab._files import must_exist, whole_file
 from colibri_lab.errors import ArgumentError
 
@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("give two runs, or one checkpoint and --reference transformers")
     if options.tolerance is not None and options.noise is not None:
         raise ArgumentError("--tolerance gives the tolerance and --noise measures it; choose one")
+    check_outputs((options.json, options.html), [options.a, options.b, options.model, *(options.noise or ())])
     if options.model is not None:
         must_exist(Path(options.model))  # before it is needed: most comparisons never try a fault
     a, b = _two(options) if options.reference is None else _beside_transformers(options)

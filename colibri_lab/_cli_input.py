@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
     from colibri_lab.session import Session
     from colibri_lab.trace import Trace
 
-__all__ = ["add_input", "add_recording", "bar", "ids_of", "input_of", "is_checkpoint", "recording_of", "session_of"]
+__all__ = [
+    "add_input", "add_recording", "bar", "check_outputs", "ids_of", "input_of", "is_checkpoint", "recording_of",
+    "session_of",
+]  # fmt: skip
 
 _SAID = ("layers", "experts", "top_k", "start")  # what lab.load_trace may have to be told
 
@@ -70,6 +75,18 @@ def session_of(path: str | None, x: str | list[int], capture: str, **options: An
 def bar() -> bool | None:
     """Bars are for a terminal; in a log they would run into the lines."""
     return None if sys.stderr.isatty() else False
+
+
+def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[str | None]) -> None:
+    """Raises ArgumentError for a file to write that would replace one that is read, or another one that is written."""
+    taken = {os.path.realpath(local_path(path)): "what is read from there" for path in inputs if path is not None}
+    for output in outputs:
+        if output is None:
+            continue
+        place = os.path.realpath(local_path(output))
+        if place in taken:
+            raise ArgumentError(f"'{output}' would replace {taken[place]}: give it a name of its own")
+        taken[place] = "another file that is written there"
 
 
 def is_checkpoint(path: str) -> bool:

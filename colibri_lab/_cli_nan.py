@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colibri_lab._cli_input import add_input, bar, input_of, is_checkpoint, session_of
+from colibri_lab._cli_input import add_input, bar, check_outputs, input_of, is_checkpoint, session_of
 from colibri_lab._files import whole_file
 from colibri_lab.errors import ArgumentError
 
@@ -62,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
     """Searches, prints the report, and returns the exit code. Raises ColibriError."""
     import colibri_lab as lab
 
+    check_outputs((options.json, options.html), [options.run_of, options.model])
     on_disk = options.run_of is None or is_checkpoint(options.run_of)
     if options.weights and options.model is None and input_of(options) is None and on_disk:
         return _weights_alone(options)

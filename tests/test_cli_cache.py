@@ -208,11 +208,15 @@ def test_trouble_exits_with_2_and_one_sentence(path: Path, tmp_path: Path, capsy
         ([path, "--plot", tmp_path / "out.pgn"], ".png"),
         ([path, "--plot", tmp_path / "out"], ".svg"),
         ([path, "--csv", tmp_path / "missing" / "out.csv"], "missing"),
+        ([path, "--csv", tmp_path / "out", "--html", tmp_path / "." / "x" / ".." / "out"], "replace another"),
+        ([path, "--plot", tmp_path / "a\0.png"], "NUL"),
+        *(([path, option, path], "replace what is read") for option in ("--csv", "--parquet", "--html")),
     ]:
         assert run(*arguments) == 2, arguments
         said = capsys.readouterr()
         assert said.err.startswith("colibri-lab: ") and words in said.err and said.err.count("\n") == 1, said.err
     assert list(tmp_path.iterdir()) == []
+    assert lab.load_trace(path).ids
 
 
 def test_without_pyarrow_parquet_is_refused_before_the_work(

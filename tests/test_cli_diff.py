@@ -70,6 +70,8 @@ def test_a_diff_writes_its_view_as_one_file(port: str, tmp_path: Path) -> None:
         ([RECORDED, RECORDED, "--tolerance", "1", "--noise", "a", "b"], "choose one"),
         ([RECORDED, RECORDED, "--tolerance", "-1"], "tolerance"),
         ([RECORDED, "no-such-file"], "no-such-file"),
+        ([RECORDED, RECORDED, "--html", "a", "--json", "./a"], "replace another file"),
+        ([RECORDED, "no-such-file", "--json", "no-such-file"], "replace what is read"),
         ([RECORDED, RECORDED, "--text", "x"], "both are traces"),
         ([RECORDED, RECORDED, "--model", "no-such-model"], "no-such-model"),
         ([BUNDLED / "config.json", RECORDED], f"opened by its folder: '{BUNDLED}'"),

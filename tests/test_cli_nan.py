@@ -209,6 +209,7 @@ def test_trouble_exits_with_2_and_one_sentence(folders, tmp_path: Path, capsys) 
         ([trace, "--ids", "3"], "is a trace"),
         ([trace, "--emulate", "float16"], "is a trace"),
         ([trace, "--weights"], "has no weights"),
+        ([trace, "--json", trace], "replace what is read"),
         ([folders["clean"], "--ids", "3", "--emulate", "float17"], "float17"),
     ]:
         assert run(*arguments) == 2, arguments
