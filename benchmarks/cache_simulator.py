@@ -92,11 +92,11 @@ def analyses(layers: int, experts: int, k: int) -> dict[str, tuple[int, Callable
     """Name -> requests and what is timed."""
     trace = in_memory(SHORT // k, layers, experts, k)
     one = in_memory(SHORT // k * 4, 1, experts, k)
-    many = layers * len(trace.ids) * k
+    many = layers * trace.n_tokens * k
     out: dict[str, tuple[int, Callable[[], object]]] = {}
     for policy in ("lru", "lfu", "belady"):
         out[f"curve {policy}, per layer"] = (
-            len(one.ids) * k,
+            one.n_tokens * k,
             lambda p=policy: lab.cache.miss_ratio_curve(one, p, progress=False),
         )
     out[f"curve lru, global ({layers} × {experts})"] = (
@@ -105,7 +105,7 @@ def analyses(layers: int, experts: int, k: int) -> dict[str, tuple[int, Callable
     )
     for policy in lab.cache.POLICIES:
         out[f"simulate {policy}, {experts // 4} of {experts}"] = (
-            len(one.ids) * k,
+            one.n_tokens * k,
             lambda p=policy: lab.cache.simulate(one, p, experts // 4, progress=False),
         )
     return out

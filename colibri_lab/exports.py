@@ -43,7 +43,7 @@ def export(trace: Trace, path: str | PathLike[str], format: str) -> None:
         raise ArgumentError(
             f"there is no export {format!r:.80}{nearest(str(format), EXPORTS)}; exports: {', '.join(EXPORTS)}"
         )
-    if not trace.moe_layers or not trace.ids:
+    if not trace.moe_layers or not trace.n_tokens:
         raise NotCapturedError("this trace has no token with a route: nothing to export")
     _ids(trace, trace.moe_layers[0])
     EXPORTS[format](trace, local_path(path))
@@ -88,10 +88,11 @@ def _route_lines(trace: Trace, layer: int, start: int, stop: int, call: int, han
 def _vllm(trace: Trace, path: Path) -> None:
     if path.suffix not in (".npy", ".npz"):
         raise ArgumentError(f"vLLM's arrays go to a .npy (routes) or a .npz (routes and token ids), not '{path.name}'")
-    shape = (len(trace.ids), len(trace.moe_layers), trace.top_k)
+    shape = (trace.n_tokens, len(trace.moe_layers), trace.top_k)
     if path.suffix == ".npz":
         routes = np.stack([_ids(trace, layer).astype(np.int32) for layer in trace.moe_layers], axis=1)
-        known = {"token_ids": np.array(trace.ids, np.int64)} if -1 not in trace.ids else {}
+        ids = trace.token_ids()
+        known = {"token_ids": ids} if ids.min() >= 0 else {}
         with whole_file(path, "the arrays") as handle:
             np.savez(handle, routed_experts=routes, **known)  # type: ignore[arg-type]
         return
@@ -139,7 +140,7 @@ def _parquet(trace: Trace, path: Path) -> None:
 def _columns(trace: Trace) -> Iterator[dict[str, tuple[Any, Array | None]]]:
     """(values, where null) by column, a bounded number of rows at a time."""
     of_pass = np.repeat(np.arange(len(trace.passes)), [stop - start for start, stop in trace.passes])
-    token_ids, k = np.array(trace.ids, np.int64), trace.top_k
+    token_ids, all_texts, k = trace.token_ids(), trace.utf8_texts(), trace.top_k
     for layer in trace.moe_layers:
         for first in range(0, len(token_ids), _ROWS):
             rows = slice(first, min(first + _ROWS, len(token_ids)))
@@ -147,7 +148,7 @@ def _columns(trace: Trace) -> Iterator[dict[str, tuple[Any, Array | None]]]:
             tokens = np.repeat(np.arange(rows.start, rows.stop), k)
             none = ids.ravel() < 0
             known = token_ids[tokens]
-            texts = np.array([text.encode("utf-8", "backslashreplace").decode() for text in trace.texts[rows]], object)
+            texts = np.array(all_texts.strings(rows.start, rows.stop), object)
             yield {
                 "token": (tokens, None),
                 "token_id": (known, known < 0),

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.errors import ArgumentError, FormatError, NotCapturedError, TapError, is_whole, nearest
+from colibri_lab.utf8_texts import Utf8Texts
 
 __all__ = ["CAPTURE_LEVELS", "EXPERT_TAPS", "HasTrace", "Trace", "check_values", "trace_of"]
 
@@ -69,7 +70,8 @@ class Trace(Mapping[str, Array]):
     `arrays` maps tap paths to arrays (expert rows in packed form only); they are not copied. `meta` holds at least
     `producer`, `producer_version`, `model_type`, `num_hidden_layers`, `moe_layers` (layer numbers), `num_experts`,
     `top_k`, `gate_rule`, `passes` (pairs [start, stop] of token rows) and `edits`. `texts` may be empty: then every
-    token's text is "".
+    token's text is "". Ids that come as an int64 array (not copied) and texts that come as bytes stay so until `ids`
+    and `texts` are asked for: an analysis of a long trace makes no lists of its tokens.
 
     Iteration and `len` list the stored paths; `trace[path]` also resolves `layers.{l}.moe.experts.{e}.{tap}`. An expert
     id of −1 marks a slot that was not used or not recorded; its gate is 0, and no analysis counts it. A token id of −1
@@ -81,27 +83,56 @@ class Trace(Mapping[str, Array]):
     """
 
     def __init__(
-        self, arrays: Mapping[str, Array], *, ids: Sequence[int], texts: Sequence[str], meta: Mapping[str, Any]
+        self,
+        arrays: Mapping[str, Array],
+        *,
+        ids: Sequence[int] | NDArray[np.int64],
+        texts: Sequence[str] | Utf8Texts,
+        meta: Mapping[str, Any],
     ) -> None:
-        if not (all(map(is_whole, ids)) and all(isinstance(text, str) for text in texts)):
-            raise ArgumentError(
-                f"a trace takes whole numbers as ids and strings as texts, not {ids!r:.60}, {texts!r:.60}"
-            )
-        self.ids: list[int] = [int(i) for i in ids]
-        self.texts: list[str] = list(texts) or [""] * len(self.ids)
+        self._ids = _ids(ids)
+        self._texts = _texts(texts) or Utf8Texts.empty(self.n_tokens)
         self.meta: dict[str, Any] = dict(meta)
         self.model: Any = None  # the open lab.Model, when the trace comes from a live session; it is not saved
         self._arrays = {path: _read_only(path, array) for path, array in arrays.items()}
-        if len(self.texts) != len(self.ids):
+        if len(self._texts) != self.n_tokens:
             raise FormatError(
-                f"a trace of {len(self.ids)} tokens has {len(self.texts)} texts; give one text per token, or none"
+                f"a trace of {self.n_tokens} tokens has {len(self._texts)} texts; give one text per token, or none"
             )
-        _check_meta(self.meta, len(self.ids))
+        _check_meta(self.meta, self.n_tokens)
         self._moe = frozenset(self.moe_layers)  # asked for every array
         for path, array in self._arrays.items():
             self._check_array(path, array)
 
     # ---- what it is of ----
+
+    @property
+    def n_tokens(self) -> int:
+        """T, tokens; 0 in a recording that counted and kept none."""
+        return len(self._ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """The id of every token (T), always the same list; made when it is asked for first."""
+        if not isinstance(self._ids, list):
+            made: list[int] = self._ids.tolist()
+            self._ids = made
+        return self._ids
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of every token (T), always the same list; made when it is asked for first."""
+        if not isinstance(self._texts, list):
+            self._texts = self._texts.strings()
+        return self._texts
+
+    def token_ids(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """The ids of tokens [start, stop), as of a slice; makes no list."""
+        return np.asarray(self._ids[start:stop], np.int64)
+
+    def utf8_texts(self) -> Utf8Texts:
+        """The texts of all tokens as UTF-8; see `Utf8Texts.of` for those that are none."""
+        return Utf8Texts.of(self._texts) if isinstance(self._texts, list) else self._texts
 
     @property
     def layers(self) -> range:
@@ -205,7 +236,7 @@ class Trace(Mapping[str, Array]):
         edited = f", {len(self.edits)} edits" if self.edits else ""
         passes = f"{len(self.passes)} pass{'es' * (len(self.passes) != 1)}"
         return (
-            f"<Trace of {len(self.ids)} tokens in {passes}: {self.meta['model_type']}, {layers}, "
+            f"<Trace of {self.n_tokens} tokens in {passes}: {self.meta['model_type']}, {layers}, "
             f"{self.num_experts} experts, {self.top_k} chosen, {len(self)} arrays{edited}>"
         )
 
@@ -262,7 +293,7 @@ class Trace(Mapping[str, Array]):
         return NotCapturedError(f"'{path}' was not recorded; record again with capture=\"{ask}\"")
 
     def _check_array(self, path: str, array: Array) -> None:
-        tokens, layer = len(self.ids), _LAYER.match(path)
+        tokens, layer = self.n_tokens, _LAYER.match(path)
         kind = _LAYER.sub("layers.{l}.", path)
         if kind not in CAPTURE_LEVELS:
             return  # a producer may store more than we know
@@ -324,6 +355,22 @@ def trace_of(source: Trace | HasTrace) -> Trace:
     if isinstance(trace, Trace):
         return trace
     raise ArgumentError(f"a trace or a session is needed; this is a {type(source).__name__}: {source!r:.80}")
+
+
+def _ids(ids: Sequence[int] | NDArray[np.int64]) -> list[int] | NDArray[np.int64]:
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1:
+        return _read_only("ids", ids)
+    if not all(map(is_whole, ids)):
+        raise ArgumentError(f"a trace takes whole numbers as ids, not {ids!r:.60}")
+    return [int(i) for i in ids]
+
+
+def _texts(texts: Sequence[str] | Utf8Texts) -> list[str] | Utf8Texts:
+    if isinstance(texts, Utf8Texts):
+        return texts
+    if not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(f"a trace takes strings as texts, not {texts!r:.60}")
+    return list(texts)
 
 
 def _read_only(path: Any, array: Any) -> Array:

@@ -30,6 +30,7 @@ from colibri_lab._files import local_path, must_exist, whole_file
 from colibri_lab.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri_lab.sniff import not_safetensors
 from colibri_lab.trace import Trace, check_values
+from colibri_lab.utf8_texts import Utf8Texts
 
 __all__ = [
     "EDITS",
@@ -115,12 +116,11 @@ def save_trace(trace: Trace, path: str | PathLike[str]) -> None:
 
 def _tensors(trace: Trace) -> dict[str, Array]:
     """All tensors of the file, widest dtype first so that each lies at a multiple of its item size."""
-    encoded = [text.encode("utf-8", "backslashreplace") for text in trace.texts]
-    offsets = np.concatenate([[0], np.cumsum([len(text) for text in encoded])]).astype(np.int64)
+    texts = trace.utf8_texts()
     tokens = {
-        "tokens.ids": np.array(trace.ids, np.int64),
-        "tokens.text": np.frombuffer(b"".join(encoded), np.uint8),
-        "tokens.text_offsets": offsets,
+        "tokens.ids": trace.token_ids(),
+        "tokens.text": texts.data,
+        "tokens.text_offsets": texts.offsets,
         "tokens.passes": np.array(trace.passes, np.int64).reshape(-1, 2),
     }
     for name in trace:
@@ -203,7 +203,7 @@ def _blocks(array: Array) -> Iterator[Array]:
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
-    """Opens a trace file: float data are mapped and read when used; ids, offsets and texts are read and checked now.
+    """Opens a trace file: it is mapped, and data are read when they are used; ids, offsets and texts are checked now.
 
     Raises FileError when the file cannot be read, FormatError with what it is when it is no trace, or with what is
     wrong in it.
@@ -368,26 +368,17 @@ def _array(name: str, entry: Mapping[str, Any], data: memoryview) -> Array:
         raise FormatError(f"'{name}' has a shape that makes no sense: {entry['shape']!s:.60}") from error
 
 
-def _tokens(arrays: dict[str, Array]) -> tuple[list[int], list[str]]:
-    """Takes the three token tensors out of `arrays` and reads them."""
+def _tokens(arrays: dict[str, Array]) -> tuple[Array, Utf8Texts]:
+    """Takes the three token tensors out of `arrays` and checks them."""
     missing = [name for name in ("tokens.ids", "tokens.text", "tokens.text_offsets") if name not in arrays]
     if missing:
         raise FormatError(f"the tensor '{missing[0]}' is missing")
     ids, text, offsets = (arrays.pop(name) for name in ("tokens.ids", "tokens.text", "tokens.text_offsets"))
-    if ids.ndim != 1 or ids.dtype != np.int64 or (ids < -1).any():
+    if ids.ndim != 1 or ids.dtype != np.int64 or ids.min(initial=0) < -1:
         raise FormatError("tokens.ids must be a list of int64 ids, none negative but −1 (not recorded)")
-    whole = offsets.dtype == np.int64 and offsets.shape == (len(ids) + 1,) and text.dtype == np.uint8 and text.ndim == 1
-    if not whole or offsets[0] != 0 or offsets[-1] != len(text) or (np.diff(offsets) < 0).any():
-        raise FormatError(
-            f"tokens.text_offsets must be {len(ids) + 1} int64 rising from 0 to the length of tokens.text ({text.size})"
-        )
-    raw = text.tobytes()
-    try:
-        return ids.tolist(), [
-            raw[a:b].decode() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-        ]
-    except UnicodeDecodeError as error:
-        raise FormatError(f"tokens.text is not UTF-8 where a token ends: {error}") from error
+    texts = Utf8Texts(text, offsets)
+    texts.check(len(ids))
+    return ids, texts
 
 
 def _meta(metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -167,6 +167,8 @@ class TestRefused:
         [
             ({"ids": ["7", "8", "9"]}, "whole numbers as ids"),
             ({"ids": [7.5, 8, 9]}, "whole numbers as ids"),
+            ({"ids": np.array([7.0, 8, 9])}, "whole numbers as ids"),
+            ({"ids": np.array([[7, 8, 9]])}, "whole numbers as ids"),
             ({"texts": [1, 2, 3]}, "strings as texts"),
             ({"arrays": {3: np.zeros(3)}}, "tap paths"),
             ({"arrays": {"norm": [[1.0], [1.0, 2.0]]}}, "'norm' is no array"),
@@ -207,6 +209,14 @@ class TestRefused:
             Trace(
                 {}, ids=[], texts=[], meta={key: value for key, value in meta(passes=[]).items() if key != "gate_rule"}
             )
+
+    @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
+    def test_ids_may_come_as_an_array_of_whole_numbers(self, dtype: Any) -> None:
+        trace = Trace({}, ids=np.array([7, 8, 9], dtype), texts=[], meta=meta())
+        assert trace.n_tokens == 3 and trace.token_ids(1).tolist() == [8, 9]
+        assert trace.token_ids().dtype == np.int64
+        assert trace.ids == [7, 8, 9] and all(type(i) is int for i in trace.ids) and trace.ids is trace.ids
+        assert trace.token_ids(1, 9).tolist() == [8, 9]
 
     def test_one_text_per_token_or_none(self) -> None:
         assert Trace({}, ids=[1, 2, 3], texts=[], meta=meta()).texts == ["", "", ""]

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+import colibri_lab as lab
+from colibri_lab import utf8_texts
 from colibri_lab.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri_lab.testing import canonical, synthetic_trace
 from colibri_lab.trace import Trace
@@ -24,6 +27,11 @@ from colibri_lab.trace_file import load_trace, quiet, save_trace
 @pytest.fixture
 def trace() -> Trace:
     return synthetic_trace(3, 8, 2, 40, hidden=4, passes=[30, 10], dense_layers=[0], nonfinite=True)
+
+
+def of_length(tokens: int) -> dict[str, Any]:
+    """The meta of a trace of one layer with 8 experts."""
+    return {**synthetic_trace(1, 8, 1, 1).meta, "passes": [[0, tokens]]}
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -104,6 +112,26 @@ class TestRoundTrip:
         Trace({**base}, ids=base.ids, texts=texts, meta=base.meta).save(tmp_path / "t")
         assert load_trace(tmp_path / "t").texts == [*texts[:5], "a\\ud800"]
 
+    def test_ids_and_texts_come_back_over_many_pieces(self, tmp_path: Path) -> None:
+        """What is checked and decoded in pieces of tokens and of bytes has no seams."""
+        tokens = (1 << 17) + 3
+        ids = (np.arange(tokens) * 7919 % 100_003 - 1).tolist()
+        texts = ["é🙂你\n\0"[: i % 6] * 2 for i in range(tokens)]
+        save_trace(Trace({}, ids=ids, texts=texts, meta=of_length(tokens)), tmp_path / "t")
+        back = load_trace(tmp_path / "t")
+        assert back.utf8_texts().strings(65_530, 65_540) == texts[65_530:65_540]
+        assert back.token_ids(65_530, 65_540).tolist() == ids[65_530:65_540]
+        assert back.ids == ids and back.texts == texts
+        assert back.ids is back.ids and type(back.ids[0]) is int and back.texts is back.texts
+
+    def test_what_its_owner_changed_in_the_lists_is_what_is_saved(self, trace: Trace, tmp_path: Path) -> None:
+        trace.save(tmp_path / "t")
+        back = load_trace(tmp_path / "t")
+        back.texts[:] = [""] * back.n_tokens
+        back.ids[3] = 77
+        back.save(tmp_path / "u")
+        assert set(load_trace(tmp_path / "u").texts) == {""} and load_trace(tmp_path / "u").ids[3] == 77
+
     def test_a_view_that_is_not_contiguous_and_a_big_endian_array(self, tmp_path: Path) -> None:
         base = synthetic_trace(1, 2, 1, 4)
         odd, big = np.arange(48.0).reshape(4, 12)[:, ::3], np.arange(4, dtype=">i4")
@@ -123,6 +151,37 @@ class TestRoundTrip:
         tail = {"__unused__.0": np.zeros(9, np.uint8)}
         Trace({**base, **tail}, ids=base.ids, texts=base.texts, meta=base.meta).save(tmp_path / "t")
         assert set(load_trace(tmp_path / "t")) == set(base)
+
+
+class TestLists:
+    def test_a_trace_from_a_file_makes_no_list_of_its_tokens_until_it_is_asked(self, tmp_path: Path) -> None:
+        """Opening it and an analysis take less than the pointers of one list would."""
+        tokens = 1 << 19
+        routes = {"layers.0.moe.expert_ids": (np.arange(tokens, dtype=np.int32) * 7919 % 8)[:, None]}
+        save_trace(
+            Trace(routes, ids=[1000] * tokens, texts=["née"] * tokens, meta=of_length(tokens)), tmp_path / "t"
+        )
+        synthetic_trace(1, 8, 1, 9).save(tmp_path / "first")
+        lab.routing.usage(load_trace(tmp_path / "first"))  # all modules are loaded
+        tracemalloc.start()
+        try:
+            trace = load_trace(tmp_path / "t")
+            lab.cache.miss_ratio_curve(trace, progress=False)
+            assert trace.n_tokens == tokens and str(tokens) in repr(trace)
+            assert tracemalloc.get_traced_memory()[1] < 8 * tokens
+            assert trace.ids[-1] == 1000 and trace.texts[-1] == "née"
+            assert tracemalloc.get_traced_memory()[1] > 2 * 8 * tokens
+        finally:
+            tracemalloc.stop()
+
+    def test_bytes_that_a_recording_wrote_over_are_shown_and_raise_nothing(self, tmp_path: Path) -> None:
+        """A session that went back writes other texts where an open trace has its own."""
+        save_trace(Trace({}, ids=[1, 2], texts=["né", "xx"], meta=of_length(2)), tmp_path / "t")
+        trace = load_trace(tmp_path / "t")
+        with (tmp_path / "t").open("r+b") as file:
+            file.seek((tmp_path / "t").read_bytes().index("néxx".encode()))
+            file.write("xxéx".encode())
+        assert trace.texts == ["xx\\xc3", "\\xa9x"]
 
 
 class TestWriting:
@@ -271,6 +330,34 @@ class TestRefused:
         (tmp_path / "t").write_bytes(raw)
         with pytest.raises(FormatError, match="UTF-8"):
             load_trace(tmp_path / "t")
+
+    def test_pieces_refuse_what_decoding_every_text_on_its_own_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Random bytes cut at random: sound exactly when offsets rise over all bytes and each text is UTF-8."""
+        monkeypatch.setattr(utf8_texts, "_TOKENS", 2)
+        monkeypatch.setattr(utf8_texts, "_BYTES", 3)
+        rng = np.random.default_rng(0)
+        bits = [b"a", "é".encode(), "你".encode(), "🙂".encode(), b"\xc3", b"\xa9", b"\xed\xa0\x80", b"\xc0\x80"]
+        outcomes = []
+        for _ in range(4000):
+            raw = b"".join(bits[i] for i in rng.choice(8, rng.integers(6), p=[0.2, 0.2, 0.2, 0.2, *[0.05] * 4]))
+            offsets = np.array([0, *np.sort(rng.integers(0, len(raw) + 1, rng.integers(4))), len(raw)], np.int64)
+            if rng.random() < 0.2:
+                offsets[rng.integers(len(offsets))] = rng.integers(-2, len(raw) + 3)
+            ends = offsets.tolist()
+            try:
+                assert ends[0] == 0 and ends[-1] == len(raw) and ends == sorted(ends)
+                strings = [raw[a:b].decode() for a, b in itertools.pairwise(ends)]
+            except (AssertionError, UnicodeDecodeError):
+                strings = None
+            texts = utf8_texts.Utf8Texts(np.frombuffer(raw, np.uint8), offsets)
+            try:
+                texts.check(len(ends) - 1)
+                found = texts.strings()
+            except FormatError:
+                found = None
+            assert found == strings, (raw, ends)
+            outcomes.append(found is None)
+        assert 500 < sum(outcomes) < 3500
 
     def test_any_single_damaged_header_byte_is_refused_or_harmless(self, tmp_path: Path) -> None:
         """Never another exception than ours, whatever byte of a small file's header is flipped."""

@@ -137,7 +137,7 @@ def _read(counts: Counts) -> tuple[int, int]:
 def _decoded(simulation: Simulation) -> int:
     """Passes of one token."""
     bounds = bounds_of(simulation.trace, simulation.passes)
-    return len(simulation.trace.ids) if bounds is None else int((np.diff(bounds) == 1).sum())
+    return simulation.trace.n_tokens if bounds is None else int((np.diff(bounds) == 1).sum())
 
 
 def _capacity_bytes(simulation: Simulation, sizes: Whole) -> int:
@@ -188,7 +188,7 @@ def lateness(
     fit.
     """
     trace = trace_of(trace)
-    layers, tokens = len(trace.moe_layers), len(trace.ids)
+    layers, tokens = len(trace.moe_layers), trace.n_tokens
     if plan.ids.shape[:2] != (layers, tokens):
         raise ArgumentError(f"the plan is of {plan.ids.shape[:2]} layers and tokens, the trace of {(layers, tokens)}")
     sizes = np.asarray(expert_bytes)

@@ -33,7 +33,7 @@ def stack_distances(trace: Trace | HasTrace, scope: Scope = "layer") -> NDArray[
     trace has no expert ids.
     """
     trace = trace_of(trace)
-    out = np.empty((len(trace.moe_layers), len(trace.ids), trace.top_k))
+    out = np.empty((len(trace.moe_layers), trace.n_tokens, trace.top_k))
     for rows in streams(trace, scope):
         requests = Requests(trace, rows, None)
         recency = cachelab.Recency(*requests.shape)
@@ -77,7 +77,7 @@ def miss_ratio_curve(
     columns = np.array(chosen, np.int64)
     hits = np.zeros((len(caches), len(chosen)), np.int64)
     total = np.zeros((len(caches), 1), np.int64)
-    with shown(progress, len(caches) * len(trace.ids), "tokens", policy) as report:
+    with shown(progress, len(caches) * trace.n_tokens, "tokens", policy) as report:
         for number, requests in enumerate(caches):
             done = _part(report, number, len(caches))
             if policy in STACKS:

@@ -53,10 +53,10 @@ def look_ahead(
     run = trace
     if not all(tap in trace for tap in taps):
         run = _again(trace, model, taps, progress)
-        source = f"{_SOURCE} computed from a replay of the {len(trace.ids)} tokens in a session of its own."
-    out = np.full((len(trace.moe_layers), len(trace.ids), width), -1, np.int32)
+        source = f"{_SOURCE} computed from a replay of the {trace.n_tokens} tokens in a session of its own."
+    out = np.full((len(trace.moe_layers), trace.n_tokens, width), -1, np.int32)
     for row, (earlier, layer) in enumerate(zip(trace.moe_layers, trace.moe_layers[1:], strict=False), start=1):
-        for start in range(0, len(trace.ids), _ROWS):
+        for start in range(0, trace.n_tokens, _ROWS):
             rows = slice(start, start + _ROWS)
             logits = router_logits(model, layer, state(run, earlier, rows))
             out[row, rows] = np.argsort(-logits, axis=1, kind="stable")[:, :width]
@@ -97,6 +97,6 @@ def _again(trace: Trace, model: Any, taps: list[str], progress: Progress) -> Tra
     from colibri_lab.nan.replay import emulation_of, feed  # here: analyses of ids alone need nothing of it
 
     mode, emulation = trace.meta.get("gate_mode"), emulation_of(trace)
-    session = model.session(taps, max_tokens=max(len(trace.ids), 1), gate_mode=mode, emulate=emulation)
+    session = model.session(taps, max_tokens=max(trace.n_tokens, 1), gate_mode=mode, emulate=emulation)
     feed(session, trace.ids, progress, "replay")
     return trace_of(session)

@@ -60,10 +60,10 @@ def plan(
     width = checked_count(count, trace, most)
     if profile is not None and kind != "frequency":
         raise ArgumentError(f"a profile is for the plan 'frequency'; '{kind}' reads the trace itself")
-    out = np.full((len(trace.moe_layers), len(trace.ids), width), -1, np.int32)
+    out = np.full((len(trace.moe_layers), trace.n_tokens, width), -1, np.int32)
     if profile is not None:
         return _from_profile(trace, trace_of(profile), out)
-    with shown(progress, len(trace.ids) * len(out), "tokens × layers", "plan") as report:
+    with shown(progress, trace.n_tokens * len(out), "tokens × layers", "plan") as report:
         for row, layer in enumerate(trace.moe_layers):
             if kind == "oracle":
                 out[row] = expert_ids(trace, layer)[:, :width]
@@ -73,7 +73,7 @@ def plan(
                 for tokens, counts in _counts_before(trace, layer):
                     out[row, tokens] = _most_frequent(counts, width)
                     if report is not None:
-                        report((row + tokens.stop / len(trace.ids)) / len(out))
+                        report((row + tokens.stop / trace.n_tokens) / len(out))
     return Plan(kind, out, None, _SOURCES[kind])
 
 
@@ -112,7 +112,7 @@ def _counts_before(trace: Trace, layer: int) -> Iterator[tuple[slice, Whole]]:
     """Piece by piece: tokens and, for each, how often the tokens before it chose each expert, (tokens, E)."""
     experts = trace.num_experts
     step, total = max(1, _PIECE // experts), np.zeros(experts, np.int64)
-    for start in range(0, len(trace.ids), step):
+    for start in range(0, trace.n_tokens, step):
         ids = expert_ids(trace, layer, slice(start, start + step))
         rows, slots = np.nonzero(ids >= 0)
         counts = np.zeros((len(ids) + 1, experts), np.int64)

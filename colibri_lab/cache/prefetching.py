@@ -50,7 +50,7 @@ def prefetch_quality(
     Raises ArgumentError when shapes or ids do not fit.
     """
     trace, level = trace_of(trace), check_level(level)
-    layers, experts, tokens = len(trace.moe_layers), trace.num_experts, len(trace.ids)
+    layers, experts, tokens = len(trace.moe_layers), trace.num_experts, trace.n_tokens
     if isinstance(issued, Plan):
         late, issued = issued.late if late is None else late, issued.ids
     guess = np.asarray(issued)

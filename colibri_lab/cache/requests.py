@@ -46,7 +46,7 @@ def bounds_of(trace: Trace, passes: Passes) -> Whole | None:
     """
     if passes is None:
         return None
-    tokens = len(trace.ids)
+    tokens = trace.n_tokens
     if isinstance(passes, str):
         if passes != "trace":
             raise ArgumentError(f"passes are None, 'trace' or a list of token counts, not {passes!r:.80}")
@@ -61,7 +61,7 @@ def profile_of(trace: Trace) -> Whole:
     """(Lm, E) how often a trace asks for each expert."""
     uses = np.zeros((len(trace.moe_layers), trace.num_experts), np.int64)
     for row, layer in enumerate(trace.moe_layers):
-        for start in range(0, len(trace.ids), _STEP):
+        for start in range(0, trace.n_tokens, _STEP):
             ids = expert_ids(trace, layer, slice(start, start + _STEP))
             uses[row] += np.bincount(ids[ids >= 0], minlength=trace.num_experts)
     return uses
@@ -78,7 +78,7 @@ class Requests:
     @property
     def tokens(self) -> int:
         """T."""
-        return len(self.trace.ids)
+        return self.trace.n_tokens
 
     @property
     def layers(self) -> list[int]:

@@ -87,8 +87,8 @@ def settings_of(
     _check_capacity(capacity, least, trace.top_k, unit)
     changes = {} if resize is None else dict(resize)
     for token, changed in changes.items():
-        if not (is_whole(token) and 0 <= token < len(trace.ids)):
-            raise ArgumentError(f"resize names tokens 0 to {len(trace.ids) - 1}, not {token!r:.80}")
+        if not (is_whole(token) and 0 <= token < trace.n_tokens):
+            raise ArgumentError(f"resize names tokens 0 to {trace.n_tokens - 1}, not {token!r:.80}")
         _check_capacity(changed, least, trace.top_k, unit)
     pins, warmed = _by_layer(trace, pin, "pin"), _by_layer(trace, warm, "warm")
     ahead, late = _plan(trace, prefetch)
@@ -97,7 +97,7 @@ def settings_of(
     uses, words = None, ""
     if policy == "static":
         source = trace if profile is None else trace_of(profile)
-        words = "profile: this trace itself" if source is trace else f"profile: a trace of {len(source.ids)} tokens"
+        words = "profile: this trace itself" if source is trace else f"profile: a trace of {source.n_tokens} tokens"
         uses = _uses(trace, source)
     elif profile is not None:
         raise ArgumentError(f"a profile is for the policy 'static'; {policy!r} needs none")
@@ -166,7 +166,7 @@ def _plan(trace: Trace, plan: HasPlan | None) -> tuple[NDArray[np.int32] | None,
         return None, None
     if not hasattr(plan, "ids"):
         raise ArgumentError(f"a prefetch is a plan, such as lab.cache.plan(trace) makes, not {type(plan).__name__}")
-    ids, layers, tokens = np.asarray(plan.ids), len(trace.moe_layers), len(trace.ids)
+    ids, layers, tokens = np.asarray(plan.ids), len(trace.moe_layers), trace.n_tokens
     if ids.dtype.kind not in "iu" or ids.ndim != 3 or ids.shape[:2] != (layers, tokens):
         raise ArgumentError(f"a plan is whole numbers ({layers}, {tokens}, any); this is {ids.dtype} {ids.shape}")
     if ids.size and not -1 <= int(ids.min()) <= int(ids.max()) < trace.num_experts:

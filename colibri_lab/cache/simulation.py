@@ -113,7 +113,7 @@ class Simulation(Counts):
 
         Raises ArgumentError for a layer or token that the trace has not.
         """
-        tokens = len(self.trace.ids)
+        tokens = self.trace.n_tokens
         if not (is_whole(token) and 0 <= token < tokens):
             raise ArgumentError(f"tokens are 0 to {tokens - 1}, not {token!r:.40}")
         return np.flatnonzero(self.residents(layer, token, token + 1)[0])
@@ -214,14 +214,14 @@ def simulate(
     bounds = bounds_of(trace, passes)
     caches = [Requests(trace, rows, bounds) for rows in streams(trace, scope)]
     counts = np.zeros((len(trace.moe_layers), 2, 11), np.int64)
-    total = len(caches) * len(trace.ids)
+    total = len(caches) * trace.n_tokens
     with shown(progress, total, "tokens", policy) as report:
         for number, requests in enumerate(caches):
             state = None
-            for state, piece in _walk(requests, settings, len(trace.ids)):
+            for state, piece in _walk(requests, settings, trace.n_tokens):
                 state.feed(*piece.arrays)
                 if report is not None:
-                    report((number * len(trace.ids) + piece.stop) / total)
+                    report((number * trace.n_tokens + piece.stop) / total)
             if state is not None:
                 counts[requests.rows] = state.counts()[0]
     known = settings.expert_bytes is not None

@@ -46,7 +46,7 @@ def summary(diff: Diff) -> str:
 
 def _part(diff: Diff) -> str:
     """What of the runs was compared, when it is not all of both."""
-    a, b = len(diff.a.ids), len(diff.b.ids)
+    a, b = diff.a.n_tokens, diff.b.n_tokens
     if diff.n_tokens == max(a, b):
         return ""
     return f" Only their common beginning was compared: {diff.n_tokens} of {a} tokens of A and {b} of B."

@@ -153,7 +153,7 @@ def _speeds() -> dict[int, float]:
 def _bytes_per_token(policy: Literal["lru", "belady"], capacity: int) -> float:
     trace = diary()
     run = simulate(trace, policy=policy, capacity=capacity)
-    return int(run.misses.sum()) * _expert_bytes() / len(trace.ids)
+    return int(run.misses.sum()) * _expert_bytes() / trace.n_tokens
 
 
 def _megabytes(capacity: int) -> float:

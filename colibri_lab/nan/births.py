@@ -47,7 +47,7 @@ def births(
     if not first:
         return
     layers = source.trace.layers
-    blocks = _blocks(len(source.trace.ids), max(16, _VALUES // _widest(source)), min(first.values()))
+    blocks = _blocks(source.trace.n_tokens, max(16, _VALUES // _widest(source)), min(first.values()))
     stream = yield from _outside(source, first, "embed", blocks, {b.start: _nothing(b) for b in blocks})
     for layer in layers:
         run = _Layer(source, first, layer)
@@ -156,7 +156,7 @@ class _Layer:
         """(n, kv heads): whether a key that the token sees is reached."""
         before = self._before.get(which)
         if before is None or before.shape[1] != reached.shape[1]:
-            before = np.zeros((len(self.source.trace.ids) + 1, reached.shape[1]), np.int64)
+            before = np.zeros((self.source.trace.n_tokens + 1, reached.shape[1]), np.int64)
             self._before[which] = before
         before[block.start + 1 : block.stop + 1] = before[block.start] + np.cumsum(reached, axis=0)
         stops, window = np.arange(block.start + 1, block.stop + 1), self.source.window(self.layer)

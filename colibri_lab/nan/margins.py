@@ -246,7 +246,7 @@ def headroom(
         return _made([], [], _watched(x), names, "float32", ())
     source = Source(trace_from(x), watch=_watch_of(x))
     notes: tuple[str, ...] = ()
-    if hasattr(x, "tape") and source.trace.ids and not is_complete(source):
+    if hasattr(x, "tape") and source.trace.n_tokens and not is_complete(source):
         why, captured = obstacle(source), ", ".join(source.trace.meta["capture"])
         if why:
             notes = (f"The run captured {captured} and cannot be replayed: {why}; other taps are not known.",)

@@ -39,7 +39,7 @@ def propagate(source: Source, origins: Sequence[Origin]) -> Propagation:
         way.note_born_and_swallowed()
         way.walk()
     last = way.last_recorded()
-    bad = way.taps.bad(last) if last else np.zeros(len(source.trace.ids), np.bool_)
+    bad = way.taps.bad(last) if last else np.zeros(source.trace.n_tokens, np.bool_)
     more = len(way.swallowed) - _SENTENCES
     told = (*way.swallowed[:_SENTENCES], *([f"and at {more} more places"] if more > 0 else []))
     return Propagation(
@@ -159,7 +159,7 @@ class _Way:
     def _routed_away(self, path: str) -> Bools:
         """Tokens for which an earlier tap of the router has a step, which stands for the whole router."""
         earlier = {path.rpartition(".")[0] + tap for tap in (".router_logits", ".scores")} - {path}
-        out = np.zeros(len(self.source.trace.ids), np.bool_)
+        out = np.zeros(self.source.trace.n_tokens, np.bool_)
         for step in self.steps:
             if step.path in earlier:
                 out[list(step.tokens)] = True
@@ -308,7 +308,7 @@ class _Way:
     def cache(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Rows of k or v that are not finite, by layer."""
         for layer in source_layers(self.source, self._first):
-            bad = np.zeros(len(self.source.trace.ids), np.bool_)
+            bad = np.zeros(self.source.trace.n_tokens, np.bool_)
             for path in (f"layers.{layer}.attn.k", f"layers.{layer}.attn.v"):
                 if self.source.has(path):
                     bad |= self.taps.bad(path)

@@ -51,7 +51,7 @@ def replay(source: Source, progress: Progress) -> Source:
     What does not fit ends at the first token that has a value that is not finite. Raises OutOfMemoryError or
     CapacityError when that does not fit either.
     """
-    n, layers = len(source.trace.ids), len(source.trace.layers)
+    n, layers = source.trace.n_tokens, len(source.trace.layers)
     capture = ["all"]
     if 4 * layers * int(source.model.config["num_attention_heads"]) * n * n <= _WEIGHTS:
         capture.append("layers.*.attn.weights")
@@ -67,7 +67,7 @@ def replay(source: Source, progress: Progress) -> Source:
 
 def watched(source: Source, progress: Progress) -> Any:
     """The watch table of the same tokens: whether anything was not finite, at next to no memory."""
-    session = _session(source, ["logits"], len(source.trace.ids))
+    session = _session(source, ["logits"], source.trace.n_tokens)
     feed(session, source.trace.ids, progress, "watch")
     return session.watch
 

@@ -46,7 +46,7 @@ class Rerun:
 def run(trace: Trace, change: Change, report: Report) -> Rerun:
     """The tokens of `trace` with one change, everything captured, searched anew. Interrupts end it within a second."""
     session = change.model.session(**_options(trace, change))
-    n = len(trace.ids)
+    n = trace.n_tokens
     if change.steer is not None:
         stepper = session.stepper(trace.ids, chunk=None)
         change.steer(stepper)
@@ -77,7 +77,7 @@ def run_code(trace: Trace, change: Change, opened: str) -> str:
 
 def _options(trace: Trace, change: Change) -> dict[str, Any]:
     """Arguments of model.session for such a run; those that are None say what is so anyway."""
-    config, n, capture = change.model.config, len(trace.ids), ["all"]
+    config, n, capture = change.model.config, trace.n_tokens, ["all"]
     if 4 * len(trace.layers) * int(config["num_attention_heads"]) * n * n <= _WEIGHTS:
         capture.append("layers.*.attn.weights")
     mode = trace.meta.get("gate_mode")

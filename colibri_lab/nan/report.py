@@ -81,7 +81,7 @@ def report(found: Found, terminal: bool = False) -> str:
     gets at it there, and the next step, which depends on the command, is not said.
     """
     trace, count = found.trace, len(found.origins)
-    tokens = f"{len(trace.ids)} token{'s' * (len(trace.ids) != 1)}"
+    tokens = f"{trace.n_tokens} token{'s' * (trace.n_tokens != 1)}"
     parts = [
         found.origin.kind.upper() + summary(found)[len(found.origin.kind) :],
         f"{trace.meta.get('model_name') or trace.meta['model_type']}, {found.dtype}, {tokens}",
@@ -104,7 +104,7 @@ def to_json(found: Found) -> str:
     plain: dict[str, Any] = {
         "summary": summary(found),
         "dtype": found.dtype,
-        "tokens": len(found.trace.ids),
+        "tokens": found.trace.n_tokens,
         "origins": [_origin_facts(origin) for origin in found.origins],
         "propagation": dataclasses.asdict(found.propagation),
         "map": [dict(zip(columns, row.tolist(), strict=True)) for row in found.map],

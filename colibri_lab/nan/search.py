@@ -110,7 +110,7 @@ def _seen(source: Source, progress: Progress) -> tuple[Source, dict[str, int], t
             "this trace holds no values of activations, only which experts were chosen: whether one was not finite is "
             'unknown; record again with capture="all"'
         )
-    if source.trace.ids and source.trace.meta["producer"] == "colibri-lab" and not is_complete(source):
+    if source.trace.n_tokens and source.trace.meta["producer"] == "colibri-lab" and not is_complete(source):
         captured = f"captured {', '.join(map(str, source.trace.meta.get('capture', ['not all'])))}"
         why = obstacle(source)
         if why:
@@ -123,7 +123,7 @@ def _seen(source: Source, progress: Progress) -> tuple[Source, dict[str, int], t
         except (OutOfMemoryError, CapacityError) as error:
             return source, first, (f"The run {captured}; a replay with all taps does not fit: {error}.",)
         found = _first(again, progress)
-        part = f", up to token {len(again.trace.ids) - 1}" if len(again.trace.ids) < len(source.trace.ids) else ""
+        part = f", up to token {again.trace.n_tokens - 1}" if again.trace.n_tokens < source.trace.n_tokens else ""
         if found or not first:
             return again, found, (f"The run {captured}: it was replayed in a session of its own with all taps{part}.",)
         note = "A replay of the run was finite: what is not finite here did not come from the model's arithmetic."

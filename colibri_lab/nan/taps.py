@@ -75,7 +75,7 @@ class Taps:
         return self._bad[path]
 
     def _look(self, path: str) -> Bools:
-        out = np.zeros(len(self.source.trace.ids), np.bool_)
+        out = np.zeros(self.source.trace.n_tokens, np.bool_)
         if not self.source.has(path):
             out[list(self.born.get(path, ()))] = True
             return out

@@ -43,13 +43,16 @@ class Agreement(Accumulator):
         sizes = [(t.moe_layers, t.num_experts, t.top_k) for t in (one, two)]
         if sizes[0] != sizes[1]:
             raise ArgumentError(f"two traces need the same MoE layers, experts and k; these have {sizes!s:.200}")
-        length = min(len(one.ids), len(two.ids))
-        if one.ids[:length] != two.ids[:length]:
-            first = next(t for t in range(length) if one.ids[t] != two.ids[t])
-            raise ArgumentError(
-                f"the traces part at token {first} (ids {one.ids[first]} and {two.ids[first]}); "
-                "routing after different tokens can not be compared"
-            )
+        length = min(one.n_tokens, two.n_tokens)
+        for rows in tiles(length, 1, 1):
+            ids = one.token_ids(rows.start, rows.stop), two.token_ids(rows.start, rows.stop)
+            apart = np.flatnonzero(ids[0] != ids[1])
+            if apart.size:
+                first = int(apart[0])
+                raise ArgumentError(
+                    f"the traces part at token {rows.start + first} (ids {ids[0][first]} and {ids[1][first]}); "
+                    "routing after different tokens can not be compared"
+                )
         if self.top is not None and self.top > one.top_k:
             raise ArgumentError(f"the top {self.top} of {one.top_k} chosen experts were asked for")
         return self._take(one, two, length)

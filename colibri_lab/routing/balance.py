@@ -57,7 +57,7 @@ class BalanceLoss(Accumulator):
         layers, experts = trace.moe_layers, trace.num_experts
         whole = self.form == "transformers"
         sums = self.sums["loss"] = Moments((1 if whole else len(layers),), 2 * experts + 1)
-        for rows in tiles(len(trace.ids), self.block, 4 * experts * max(1, experts // self.block)):
+        for rows in tiles(trace.n_tokens, self.block, 4 * experts * max(1, experts // self.block)):
             together: NDArray[Any] | float = 0.0
             for row, layer in enumerate(layers):
                 x = in_blocks(self._vectors(trace, layer, rows), self.block)

@@ -43,7 +43,7 @@ def entropy(trace: Trace | HasTrace, normalised: bool = False) -> NDArray[np.flo
     NotCapturedError when the trace has no router logits.
     """
     trace = trace_of(trace)
-    out = np.empty((len(trace.moe_layers), len(trace.ids)))
+    out = np.empty((len(trace.moe_layers), trace.n_tokens))
     for row, layer in enumerate(trace.moe_layers):
         out[row] = row_entropy(trace[f"layers.{layer}.moe.router_logits"], normalised)
     return out
@@ -67,7 +67,7 @@ def gate_entropy(trace: Trace | HasTrace, normalised: bool = False) -> NDArray[n
     NotCapturedError when the trace has no gates.
     """
     trace = trace_of(trace)
-    out = np.empty((len(trace.moe_layers), len(trace.ids)))
+    out = np.empty((len(trace.moe_layers), trace.n_tokens))
     for row, layer in enumerate(trace.moe_layers):
         out[row] = _gate_entropy(trace[f"layers.{layer}.moe.gates"], normalised)
     return out
@@ -121,7 +121,7 @@ def margin(trace: Trace | HasTrace, of: Literal["scores", "logits"] = "scores") 
     """
     tap = _tap(of)
     trace = trace_of(trace)
-    out = np.empty((len(trace.moe_layers), len(trace.ids)))
+    out = np.empty((len(trace.moe_layers), trace.n_tokens))
     for row, layer in enumerate(trace.moe_layers):
         out[row], _ = row_margin(trace[f"layers.{layer}.moe.{tap}"], trace.top_k)
     return out
@@ -166,7 +166,7 @@ def ties(trace: Trace | HasTrace, dtype: Any = None, of: Literal["logits", "scor
     """
     trace = trace_of(trace)
     kind = format_of(trace.meta.get("arithmetic", "float32") if dtype is None else dtype)
-    out = np.zeros((len(trace.moe_layers), len(trace.ids)), bool)
+    out = np.zeros((len(trace.moe_layers), trace.n_tokens), bool)
     for row, layer in enumerate(trace.moe_layers):
         gap, size = row_margin(trace[f"layers.{layer}.moe.{_tap(of)}"], trace.top_k)
         with np.errstate(invalid="ignore"):
@@ -244,7 +244,7 @@ class Ties(Accumulator):
     def _add(self, trace: Trace, *more: Any) -> None:
         sums = self.sums["ties"] = Ratios((len(trace.moe_layers),), (1,))
         found = in_blocks(ties(trace, self.dtype, self.of).T, self.block)
-        sums.add(found, in_blocks(np.ones((len(trace.ids), 1), np.int64), self.block))
+        sums.add(found, in_blocks(np.ones((trace.n_tokens, 1), np.int64), self.block))
 
     def result(self, level: float = 0.95) -> Measured:
         """Share of ties per layer."""

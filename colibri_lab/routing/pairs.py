@@ -68,7 +68,7 @@ class Coactivation(Accumulator):
         layers, experts = trace.moe_layers, trace.num_experts
         sums = self.sums["pairs"] = Ratios((len(layers), experts, experts), (len(layers), experts, 1))
         for row, layer in enumerate(layers):
-            for rows in tiles(len(trace.ids), self.block, _width(experts, trace.top_k, self.block)):
+            for rows in tiles(trace.n_tokens, self.block, _width(experts, trace.top_k, self.block)):
                 ids = expert_ids(trace, layer, rows)
                 chosen = hot(ids, experts)
                 if self.pairs == "all":
@@ -124,7 +124,7 @@ class CrossLayer(Accumulator):
         steps = list(zip(layers, layers[self.step :], strict=False))
         sums = self.sums["pairs"] = Ratios((len(steps), experts, experts), (len(steps), 1, 1))
         for row, (layer, later) in enumerate(steps):
-            for rows in tiles(len(trace.ids), self.block, _width(experts, k, self.block)):
+            for rows in tiles(trace.n_tokens, self.block, _width(experts, k, self.block)):
                 ids, ids_later = expert_ids(trace, layer, rows), expert_ids(trace, later, rows)
                 pairs = _every(ids, ids_later) if self.pairs == "all" else (ids, ids_later)
                 counts = _together(*pairs, experts, self.block)

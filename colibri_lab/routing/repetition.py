@@ -35,7 +35,7 @@ class Repetition(Accumulator):
     def _add(self, trace: Trace, *more: Any) -> None:
         sums = self.sums["pairs"] = Ratios((len(trace.moe_layers),), (len(trace.moe_layers),))
         for row, layer in enumerate(trace.moe_layers):
-            for rows in tiles(max(len(trace.ids) - 1, 0), self.block, trace.num_experts):
+            for rows in tiles(max(trace.n_tokens - 1, 0), self.block, trace.num_experts):
                 ids = expert_ids(trace, layer, slice(rows.start, rows.stop + 1))
                 if self.of == "first":
                     same, known = np.asarray(ids[1:, 0] == ids[:-1, 0]), np.asarray(ids[:, 0] >= 0)

@@ -51,7 +51,7 @@ class Specialisation(Accumulator):
     def add(self, trace: Trace | HasTrace, labels: Labels | None = None) -> Self:
         """Counts a trace whose tokens have these labels: one per token, or one text for all of them."""
         trace = trace_of(trace)
-        return self._take(trace, _per_token(labels, len(trace.ids)))
+        return self._take(trace, _per_token(labels, trace.n_tokens))
 
     def _add(self, trace: Trace, *more: Any) -> None:
         (labels,) = more
@@ -118,7 +118,7 @@ class Contrast(Accumulator):
         A text for all tokens puts a whole trace into a set: add(a, "first").add(b, "second").
         """
         trace = trace_of(trace)
-        given = _per_token(labels, len(trace.ids))
+        given = _per_token(labels, trace.n_tokens)
         if first == second:
             raise ArgumentError(f"a contrast is between two labels, not {first!r:.80} and itself")
         return self._take(trace, np.array([0 if x == first else 1 if x == second else 2 for x in given], np.int64))

@@ -98,7 +98,7 @@ class Accumulator(ABC):
         part.sums, part.moe_layers, part.tokens = {}, [], 0
         part.num_experts = part.top_k = 0
         part._same(trace.moe_layers, trace.num_experts, trace.top_k)
-        part.tokens = len(trace.ids)
+        part.tokens = trace.n_tokens
         for layer in trace.moe_layers:
             for tap in self._taps(trace):
                 trace[f"layers.{layer}.moe.{tap}"]  # raises what a reader should ask for

@@ -75,7 +75,7 @@ class Usage(Accumulator):
             slots.add(counts[None])
             return
         for row, layer in enumerate(trace.moe_layers):
-            for rows in tiles(len(trace.ids), self.block, max(experts, experts * experts // self.block)):
+            for rows in tiles(trace.n_tokens, self.block, max(experts, experts * experts // self.block)):
                 chosen = hot(expert_ids(trace, layer, rows), experts)
                 counts = in_blocks(chosen, self.block)
                 share.add(counts, in_blocks(np.asarray(chosen.any(axis=1, keepdims=True)), self.block), row)
@@ -205,7 +205,7 @@ class BatchViolation(Accumulator):
 
     def _add(self, trace: Trace, *more: Any) -> None:
         sums = self.sums["violation"] = Ratios((len(trace.moe_layers),), (len(trace.moe_layers),))
-        whole = len(trace.ids) // self.block * self.block
+        whole = trace.n_tokens // self.block * self.block
         for row, layer in enumerate(trace.moe_layers):
             for rows in tiles(whole, self.block, trace.num_experts):
                 counts = in_blocks(hot(expert_ids(trace, layer, rows), trace.num_experts), self.block)

@@ -89,7 +89,7 @@ class Vocabulary(Accumulator):
         self.sums["ids"] = Tally()
         for row in range(len(trace.moe_layers)):
             self.sums[row, "ids"], self.sums[row, "pairs"] = Tally(), Tally()
-        for rows in tiles(len(trace.ids), 1, max(trace.top_k, 64)):
+        for rows in tiles(trace.n_tokens, 1, max(trace.top_k, 64)):
             ids, known = _ids_by(trace, self.by, rows)
             self.sums["ids"].add(ids[known])
             for row, layer in enumerate(trace.moe_layers):
@@ -161,7 +161,7 @@ def _ids_by(trace: Trace, by: By, rows: slice) -> tuple[NDArray[np.int64], NDArr
             known[start : start + 64] = ~np.isnan(block).any(axis=1)
         return ids, known
     shift = 1 if by == "next" else 0
-    read = trace.ids[rows.start + shift : rows.stop + shift]
+    read = trace.token_ids(rows.start + shift, rows.stop + shift)
     ids = np.zeros(rows.stop - rows.start, np.int64)
     ids[: len(read)] = read
     return ids, np.arange(len(ids)) < len(read)

@@ -148,7 +148,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         kind = request.get("kind")
         if kind == "ready":
             self._post(({"kind": "head", "facts": {**self._data.facts(), "recipe": _RECIPE}}, []))
-            if self.trace.ids and self._data.is_quick(self.setting):  # else the browser asks, and a thread answers
+            if self.trace.n_tokens and self._data.is_quick(self.setting):  # else the browser asks, and a thread answers
                 self._post(self._curve(self.setting["policy"]))
             self._send_timeline()
             self._send_panels()
@@ -201,7 +201,7 @@ class CacheLab(Working, anywidget.AnyWidget):
 
     def _send_timeline(self) -> None:
         where = self.selection
-        if where["layer"] is not None and self.trace.ids and self._shown.is_planned(self.setting):
+        if where["layer"] is not None and self.trace.n_tokens and self._shown.is_planned(self.setting):
             self._post(self._timeline(self.setting, where["layer"], where["token"]))
 
     def _timeline(self, setting: Mapping[str, Any], layer: int, token: int | None) -> Message:
@@ -234,7 +234,7 @@ class CacheLab(Working, anywidget.AnyWidget):
     def _page(self) -> str:
         data, where = self._shown, self.selection
         messages: list[Message] = [({"kind": "head", "facts": {**data.facts(), "recipe": _RECIPE}}, [])]
-        if data.trace.ids:
+        if data.trace.n_tokens:
             messages += self._page_curves()
             messages += self._page_timelines()
         messages += self._panel_messages()
@@ -245,7 +245,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         """Of the policies with a button; of the other scope too, where that is little work."""
         data, here = self._shown, self.setting
         other = data.check({"scope": "global" if here["scope"] == "layer" else "layer"}, here)
-        little = len(data.trace.ids) * len(data.trace.moe_layers) * len(data.capacities(other)) < _PAGE_WORK
+        little = data.trace.n_tokens * len(data.trace.moe_layers) * len(data.capacities(other)) < _PAGE_WORK
         return [
             ({"kind": "curve", **data.curve(setting, policy)}, [])
             for setting in ((here, other) if little else (here,))

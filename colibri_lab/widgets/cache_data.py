@@ -142,7 +142,7 @@ class CacheData:
     @property
     def requests(self) -> int:
         """Requests of the whole trace, about: every slot counts."""
-        return len(self.trace.ids) * len(self.trace.moe_layers) * self.trace.top_k
+        return self.trace.n_tokens * len(self.trace.moe_layers) * self.trace.top_k
 
     def is_quick(self, setting: Mapping[str, Any]) -> bool:
         """Whether a curve takes no noticeable time."""
@@ -209,7 +209,7 @@ class CacheData:
 
     def speed(self, simulation: Any) -> float | None:
         """Predicted tokens/s; None without a machine or where bytes are not known."""
-        if self.machine is None or simulation.expert_bytes is None or not self.trace.ids:
+        if self.machine is None or simulation.expert_bytes is None or not self.trace.n_tokens:
             return None
         return _finite(cache.predict(simulation, self.machine, resident_bytes=self.other_bytes).tokens_per_s)
 
@@ -219,7 +219,7 @@ class CacheData:
         """What the trace is, small enough for JSON."""
         trace, lengths = self.trace, np.diff(self._passes, axis=1)
         return {
-            "title": self.title(), "tokens": len(trace.ids), "layers": trace.moe_layers, "experts": trace.num_experts,
+            "title": self.title(), "tokens": trace.n_tokens, "layers": trace.moe_layers, "experts": trace.num_experts,
             "top_k": trace.top_k, "policies": dict(cache.POLICIES), "prefetches": list(self.prefetches),
             "expert_bytes": self.mean_bytes, "holes": self.places.holes,
             "longest_pass": int(lengths.max(initial=0)), "decode_tokens": int((lengths == 1).sum()),
@@ -233,7 +233,7 @@ class CacheData:
         trace = self.trace
         name = str(trace.meta.get("model_name") or trace.meta.get("producer", ""))
         words = ["bundled model" if name == "tiny-colibri" else name]
-        tokens, layers = len(trace.ids), len(trace.moe_layers)
+        tokens, layers = trace.n_tokens, len(trace.moe_layers)
         words.append(f"{tokens:,} token{'s' * (tokens != 1)}")
         words.append(f"{layers} MoE layer{'s' * (layers != 1)} × {trace.num_experts} experts, top-{trace.top_k}")
         return " · ".join(word for word in words if word)
@@ -310,7 +310,7 @@ class CacheData:
 
     def window(self, token: int | None) -> tuple[int, int]:
         """The tokens that are sent with one: itself near the middle."""
-        count = len(self.trace.ids)
+        count = self.trace.n_tokens
         start = max(0, min((token or 0) - _WINDOW // 2, count - _WINDOW))
         return start, min(count, start + _WINDOW)
 
@@ -324,15 +324,15 @@ class CacheData:
 
     def start(self, setting: Mapping[str, Any]) -> dict[str, Any]:
         """Where to look first: in the layer that misses most, at the miss whose runner-up came closest."""
-        if not self.trace.moe_layers or not self.trace.ids:
+        if not self.trace.moe_layers or not self.trace.n_tokens:
             return {"layer": None, "token": None, "expert": None}
         simulation = self.simulate(setting)
         layer = self.trace.moe_layers[int(np.argmax(simulation.misses))]
-        start, stop = self.window(len(self.trace.ids) - 1)
+        start, stop = self.window(self.trace.n_tokens - 1)
         events = simulation.events(layer, start, stop)
         misses = events[events["outcome"] == "miss"]
         if not len(misses):
-            return self.places.check({"layer": layer, "token": len(self.trace.ids) - 1, "expert": None}, {})
+            return self.places.check({"layer": layer, "token": self.trace.n_tokens - 1, "expert": None}, {})
         behind = self.places.runners_up(layer, start, stop)[1][misses["token"] - start]
         first = int(np.argmin(np.where(np.isnan(behind), np.inf, behind))) if np.isfinite(behind).any() else -1
         return {"layer": layer, "token": int(misses[first]["token"]), "expert": int(misses[first]["expert"])}
@@ -342,7 +342,7 @@ class CacheData:
         layer, token = where["layer"], where["token"]
         if layer is None or token is None:
             return None
-        simulation, count = self.simulate(setting), len(self.trace.ids)
+        simulation, count = self.simulate(setting), self.trace.n_tokens
         while 0 <= token < count:
             start, stop = (token, min(count, token + _WINDOW)) if by > 0 else (max(0, token + 1 - _WINDOW), token + 1)
             events = simulation.events(layer, start, stop)

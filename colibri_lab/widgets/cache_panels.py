@@ -115,7 +115,7 @@ class Panels:
     def _why_not_measured(self) -> str:
         if self._model is None:
             return _NO_MODEL
-        return "" if self.data.trace.ids else "Nothing has run: feed the session first."
+        return "" if self.data.trace.n_tokens else "Nothing has run: feed the session first."
 
     def _measure(self, progress: Any) -> None:
         why_not = self._why_not_measured()
@@ -143,7 +143,7 @@ class Panels:
             return {"reason": _NO_KEYS if session is None else "Nothing has run yet: no key is cached."}, {}
         try:
             cached = self._cached()
-            if not cached.known(layer, token) and session.model.info["parameters"] * len(trace.ids) > _QUICK:
+            if not cached.known(layer, token) and session.model.info["parameters"] * trace.n_tokens > _QUICK:
                 return {"reason": _NOT_READ, "can": True, **cost_facts(cached, trace, layer)}, {}
             return keys_facts(cached, trace, layer, token)
         except ColibriError as error:  # a run with edits, memory, another thread at work
@@ -186,7 +186,7 @@ def cost_facts(cached: Any, trace: Trace, layer: int) -> dict[str, Any]:
         "layer": layer,
         "bytes_per_token": cached.bytes_per_token.tolist(),
         "total": int(cached.bytes.sum()),
-        "tokens": len(trace.ids),
+        "tokens": trace.n_tokens,
         "windows": [None if window < 0 else window for window in cached.window.tolist()],
     }
 

@@ -34,7 +34,7 @@ def _size_text(n_bytes: float) -> str:
 def cache_text(data: CacheData, setting: Setting, selection: Mapping[str, Any]) -> str:
     """What the setting does, in a few lines."""
     first = f"CacheLab  {data.title()}"
-    if not data.trace.ids:
+    if not data.trace.n_tokens:
         return f"{first}\nno token yet: nothing has run"
     lines = [first, _sentence(data, setting)]
     lines += [_request(data, setting, selection)] if selection["token"] is not None else []
@@ -102,7 +102,7 @@ def _request(data: CacheData, setting: Setting, selection: Mapping[str, Any]) ->
 
 def cache_png(data: CacheData, setting: Setting, selection: Mapping[str, Any]) -> bytes:
     """The view as a PNG 1200 pixels wide, light theme: sentence, curves, counters, the timeline of the layer."""
-    ran = bool(data.trace.ids)
+    ran = bool(data.trace.n_tokens)
     row = max(2, min(18, _ROWS_TALL // data.trace.num_experts))
     top = _TOP + _TALL + 62
     sheet = Sheet(_WIDTH, top + row * data.trace.num_experts + 40 if ran else 64)
@@ -178,7 +178,7 @@ def _draw_timeline(
     experts = data.trace.num_experts
     inside = np.unpackbits(arrays["inside"], axis=1, bitorder="little")[:, :experts].astype(bool)
     colours = expert_colours(np.bincount(arrays["expert"], minlength=experts).astype(np.uint32))
-    cut = f", tokens {start}–{start + shown - 1} of {len(data.trace.ids):,}" if shown < len(data.trace.ids) else ""
+    cut = f", tokens {start}–{start + shown - 1} of {data.trace.n_tokens:,}" if shown < data.trace.n_tokens else ""
     title = f"Cache of layer {selection['layer']}, token by token{cut}: band in the cache, ◇ miss, ● hit"
     sheet.text(_EDGE, top - 16, title, bold=True)
     every = 1 if row >= 12 else 16

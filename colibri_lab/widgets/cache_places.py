@@ -36,7 +36,7 @@ class Places:
             new["layer"] = layers[0]
         if new["layer"] is not None and new["layer"] not in layers:
             raise ArgumentError(f"layer {new['layer']!r:.20} has no experts; those with a router are {_listed(layers)}")
-        for name, count in (("token", len(trace.ids)), ("expert", trace.num_experts)):
+        for name, count in (("token", trace.n_tokens), ("expert", trace.num_experts)):
             value = new[name]
             if value is not None and not (is_whole(value) and 0 <= value < count):
                 choice = f"; {name}s are 0 to {count - 1}" if count else ""

@@ -168,7 +168,7 @@ class DiffData:
         first, closest = diff.first_divergence, self.closest()
         a, n = diff.a, diff.n_tokens
         return {
-            "names": list(diff.names), "made": [_made(diff.a), _made(diff.b)], "lengths": [len(a.ids), len(diff.b.ids)],
+            "names": list(diff.names), "made": [_made(diff.a), _made(diff.b)], "lengths": [a.n_tokens, diff.b.n_tokens],
             "edited": [len(diff.a.edits), len(diff.b.edits)],
             "tokens": n, "ids": a.ids[:n], "texts": a.texts[:n], "experts": a.num_experts, "top_k": a.top_k,
             "verdict": diff.verdict, "paths": self.paths, "states": [str(s) for s in diff.table["state"]],

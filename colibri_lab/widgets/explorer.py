@@ -100,11 +100,11 @@ class RoutingExplorer(Working, anywidget.AnyWidget):
     def _show(self, trace: Trace) -> None:
         """Shows another trace; the selection stays where it still exists, else it goes to the last token."""
         data = ExplorerData(trace)
-        if not trace.ids and any(f"layers.{layer}.moe.load" in trace for layer in data.layers):
+        if not trace.n_tokens and any(f"layers.{layer}.moe.load" in trace for layer in data.layers):
             raise NotCapturedError(
                 "this recording counted experts and kept no token: lab.routing.load(trace) has its counts"
             )
-        if trace.ids and not data.layers:
+        if trace.n_tokens and not data.layers:
             raise NotCapturedError("this trace has no layer with experts: there is no routing to show")
         if data.layers and f"layers.{data.layers[0]}.moe.expert_ids" not in trace:
             raise NotCapturedError('no expert ids were captured; ask for them with model.session(capture="routing")')
@@ -357,7 +357,7 @@ class RoutingExplorer(Working, anywidget.AnyWidget):
         tokenizer = self._session.model.tokenizer
         whole = tokenizer is not None and tokenizer.encode(self._prompt, special=True) == self.trace.ids
         fed = repr(self._prompt) if whole else str(self.trace.ids)
-        feed = f"session.feed({fed})\n" if self.trace.ids else ""
+        feed = f"session.feed({fed})\n" if self.trace.n_tokens else ""
         session = f"session = lab.open({model}).session()\n{feed}"
         return f"import colibri_lab as lab\n\n{session}explorer = lab.RoutingExplorer(session)\n"
 

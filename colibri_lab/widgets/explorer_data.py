@@ -51,7 +51,7 @@ class ExplorerData:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.layers = trace.moe_layers
-        self.tokens = len(trace.ids)
+        self.tokens = trace.n_tokens
         self.experts = trace.num_experts
         self.top_k = trace.top_k
         self.every_value = 4 * len(self.layers) * self.tokens * self.experts <= _EVERY_VALUE_BELOW

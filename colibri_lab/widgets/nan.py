@@ -157,7 +157,7 @@ class NanTracer(Working, anywidget.AnyWidget):
         data = self._shown
         if data.replayed is not None or not trace.meta.get("emulation"):
             return
-        model, count = self._model or trace.model, len(trace.ids)
+        model, count = self._model or trace.model, trace.n_tokens
         session = model.session(capture="all", max_tokens=count, gate_mode=trace.meta.get("gate_mode"))
         session.feed(trace.ids, progress=work.hear)
         data.replay_with(nan.scan(session))
@@ -266,7 +266,7 @@ class NanTracer(Working, anywidget.AnyWidget):
         if self._data is None:
             return "<NanTracer, closed>"
         found, trace = self._data.found, self._data.trace
-        what = "nothing has run" if trace is not None and not trace.ids else "clean"
+        what = "nothing has run" if trace is not None and not trace.n_tokens else "clean"
         return f"<NanTracer of {self._data.title()}: {what if found is None else found.origin.kind}>"
 
     def close(self) -> None:
@@ -293,7 +293,7 @@ def _searched(x: Any, model: Any, progress: Any) -> NanData:
             f"NanTracer takes a session, a trace, its path or what was found, not {type(x).__name__}{hint}"
         )
     trace = trace_of(x)
-    if not trace.ids:
+    if not trace.n_tokens:
         return NanData.clean(trace)
     found = nan.find(x, model=model, progress=progress)
     if found is not None:

@@ -67,7 +67,7 @@ class NanData:
     @property
     def tokens(self) -> int:
         """Token rows of the run."""
-        return 0 if self.trace is None else len(self.trace.ids)
+        return 0 if self.trace is None else self.trace.n_tokens
 
     # ---- the selection ----
 
@@ -172,7 +172,7 @@ class NanData:
         """What was found, small enough for JSON."""
         found, trace = self.found, self.trace
         return {
-            "title": self.title(), "clean": found is None, "empty": trace is not None and not trace.ids,
+            "title": self.title(), "clean": found is None, "empty": trace is not None and not trace.n_tokens,
             "dtype": self.dtype, "tokens": self.tokens,
             "ids": [] if trace is None else trace.ids, "texts": [] if trace is None else trace.texts,
             "experts": 0 if trace is None else trace.num_experts,

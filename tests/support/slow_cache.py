@@ -30,7 +30,7 @@ class Set:
 
 def sets_of(trace: Trace, rows: range, passes: list[int] | None, plan: Any = None) -> list[Set]:
     """The sets of the layers that share a cache, in order."""
-    tokens = len(trace.ids)
+    tokens = trace.n_tokens
     counts = [1] * tokens if passes is None else passes
     found, start = [], 0
     for number, count in enumerate(counts):

@@ -112,7 +112,7 @@ def max_violation(trace: Trace, layer: int, rows: slice = slice(None)) -> float:
 
 
 def batch_violation(trace: Trace, layer: int, batch: int) -> float:
-    starts = range(0, len(trace.ids) // batch * batch, batch)
+    starts = range(0, trace.n_tokens // batch * batch, batch)
     return mean(max_violation(trace, layer, slice(start, start + batch)) for start in starts)
 
 
