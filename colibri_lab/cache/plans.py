@@ -104,7 +104,7 @@ def _from_profile(trace: Trace, profile: Trace, out: NDArray[np.int32]) -> Plan:
         ids = expert_ids(profile, layer)
         counts = np.bincount(ids[ids >= 0], minlength=trace.num_experts)
         out[row] = _most_frequent(counts[None], out.shape[2])
-    source = f"The experts chosen most often by the {len(profile.ids)} tokens of a profile, at the same layer."
+    source = f"The experts chosen most often by the {profile.n_tokens} tokens of a profile, at the same layer."
     return Plan("frequency", out, None, source)
 
 
