@@ -174,8 +174,11 @@ def test_substitutions_that_make_no_sense_are_refused_by_name(tmp_path: Path) ->
         cache.substitute(model, [5], 4, 0.1, "belady")
     with pytest.raises(ArgumentError, match="'layer' or 'global', not 'all'"):
         cache.substitute(model, [5], 4, 0.1, scope="all")
-    with pytest.raises(ArgumentError, match="warm names layer 99"):
+    with pytest.raises(ArgumentError, match=r"warm names MoE layers, .*; not 99"):
         cache.substitute(model, [5], 4, 0.1, warm={99: [0]})
+    for nobody in (99, -1, 1.5, "a"):
+        with pytest.raises(ArgumentError, match="warm names experts 0 to "):
+            cache.substitute(model, [5], 4, 0.1, warm={0: [nobody]})
     with pytest.raises(ArgumentError, match=r"warm names more experts than the cache holds \(2\)"):
         cache.substitute(model, [5], 2, 0.1, warm={0: [0, 1, 2]})
     with pytest.raises(ArgumentError, match="takes a text or a row of token ids"):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.cache.checks import open_model
 from colibri_lab.errors import ArgumentError, is_whole, nearest
 
 Layout = Literal["file", "together", "apart"]
@@ -60,7 +61,7 @@ def stage_addresses(
 
     Raises ArgumentError for a stage, layer, expert, layout or isa that is not there; TapError for a weight name.
     """
-    tile = ROWS.get(model.info["isa"] if isa is None else isa)
+    tile = ROWS.get(open_model(model, "stage_addresses").info["isa"] if isa is None else isa)
     if tile is None:
         raise ArgumentError(f"there is no instruction set {isa!r:.40}; there are {', '.join(ROWS)}")
     names = _order(model, stage, layer, experts)

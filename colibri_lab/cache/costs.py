@@ -97,6 +97,11 @@ def predict(simulation: Simulation, machine: Machine, *, resident_bytes: int | N
 
     Raises ArgumentError when the simulation was not told how large an expert is.
     """
+    if not isinstance(simulation, Simulation) or not isinstance(machine, Machine):
+        raise ArgumentError(
+            f"predict takes a simulation and a machine, in this order; these are {type(simulation).__name__} and "
+            f"{type(machine).__name__}"
+        )
     if simulation.bytes_read is None or simulation.expert_bytes is None:
         raise ArgumentError(
             "bytes decide the speed, and this simulation does not know them: simulate(…, expert_bytes=…) tells it; "

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.cache._compiled import cachelab
+from colibri_lab.cache.checks import listed
 from colibri_lab.cache.policies import NUMBERS, STACKS, Policy, check_policy
 from colibri_lab.cache.requests import Passes, Requests, Scope, Whole, bounds_of, future_of, profile_of, streams
 from colibri_lab.errors import ArgumentError, is_whole
@@ -71,9 +72,10 @@ def miss_ratio_curve(
     bounds = bounds_of(trace, passes)
     caches = [Requests(trace, rows, bounds) for rows in streams(trace, scope)]
     keys = trace.num_experts * (1 if scope == "layer" else len(trace.moe_layers))
-    chosen = list(range(keys + 1)) if capacities is None else list(capacities)
+    words = f"capacities are whole numbers from 0 to {keys}"
+    chosen = list(range(keys + 1)) if capacities is None else listed(capacities, words)
     if not all(is_whole(c) and 0 <= c <= keys for c in chosen):
-        raise ArgumentError(f"capacities are whole numbers from 0 to {keys}, not {chosen!s:.80}")
+        raise ArgumentError(f"{words}, not {chosen!s:.80}")
     columns = np.array(chosen, np.int64)
     hits = np.zeros((len(caches), len(chosen)), np.int64)
     total = np.zeros((len(caches), 1), np.int64)
@@ -98,7 +100,7 @@ def _part(report: Report, number: int, count: int) -> Report:
 
 def _distances(requests: Requests, policy: str, alone: bool, report: Report) -> Whole:
     """Requests by the smallest capacity less one that hits them; in the last place those that never hit."""
-    spans = requests.spans(_STEP)
+    spans = requests.spans(requests.at_once(_STEP))
     with ExitStack() as files:
         future = files.enter_context(future_of(requests, spans)) if policy == "belady" else None
         state: Any
@@ -128,7 +130,7 @@ def _simulated(requests: Requests, policy: str, columns: Whole, hits: Whole, tot
         caches = cachelab.Caches(NUMBERS[policy], layers, experts, k, 0, [(c, c) for c in some], None, None, uses, None)
         for key in ranked:
             caches.place(key, False)
-        for start, stop in requests.spans(_AT_ONCE // len(some)):
+        for start, stop in requests.spans(requests.at_once(_AT_ONCE) // len(some)):
             caches.feed(requests.passes(start, stop), requests.ids(start, stop), None, None, None)
             if report is not None:
                 report((first + len(some) * stop / requests.tokens) / len(columns))

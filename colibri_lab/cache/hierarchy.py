@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 from colibri_lab.errors import ArgumentError, is_whole
 
 _PIECE = 1 << 20  # addresses between two looks for Ctrl-C
+_LOOKS = 1 << 27  # the same in ways looked at
+_MOST = 1 << 28  # entries of a table: 2 GiB of memory
+_LARGEST = 1 << 40  # bytes of a line or page
 
 
 @dataclass(frozen=True)
 class Level:
     """A cache: `n_bytes` in sets of `ways` lines of `line_bytes`. Fully associative: n_bytes / line_bytes ways.
 
-    Raises ArgumentError unless the line is a power of two and the bytes are a whole number of sets. The number of sets
-    need not be a power of two, as in last levels made of slices.
+    Raises ArgumentError unless the line is a power of two, the bytes are a whole number of sets, and the lines no more
+    than 2^28. The number of sets need not be a power of two, as in last levels made of slices.
     """
 
     name: str
@@ -37,11 +40,13 @@ class Level:
         _check_block(f"a line of {self.name}", self.line_bytes)
         _check_count(f"{self.name}: ways", self.ways)
         _check_count(f"{self.name}: bytes", self.n_bytes)
+        _plain(self, "n_bytes", "ways", "line_bytes")
         if self.n_bytes % (self.ways * self.line_bytes):
             raise ArgumentError(
                 f"{self.name}: {self.n_bytes} bytes are no whole number of sets of {self.ways} lines of "
                 f"{self.line_bytes} bytes; the nearest size is {_nearest(self.n_bytes, self.ways * self.line_bytes)}"
             )
+        _check_size(self.name, "lines", self.n_bytes // self.line_bytes)
 
     @property
     def sets(self) -> int:
@@ -70,11 +75,13 @@ class Tlb:
         _check_block(f"a page of {self.name}", self.page_bytes)
         _check_count(f"{self.name}: ways", self.ways)
         _check_count(f"{self.name}: entries", self.entries)
+        _plain(self, "entries", "ways", "page_bytes")
         if self.entries % self.ways:
             raise ArgumentError(
                 f"{self.name}: {self.entries} entries are no whole number of sets of {self.ways}; the nearest number "
                 f"is {_nearest(self.entries, self.ways)}"
             )
+        _check_size(self.name, "entries", self.entries)
 
     @property
     def sets(self) -> int:
@@ -149,6 +156,8 @@ def simulate_addresses(addresses: Stream, levels: Sequence[Level] = (), tlbs: Se
     """
     from colibri_lab._cachelab import Chain
 
+    _check_tables("levels", levels, Level)
+    _check_tables("tlbs", tlbs, Tlb)
     sides: tuple[Sequence[Level | Tlb], Sequence[Level | Tlb]] = (levels, tlbs)
     names = [table.name for tables in sides for table in tables]
     if len(set(names)) < len(names):
@@ -158,11 +167,14 @@ def simulate_addresses(addresses: Stream, levels: Sequence[Level] = (), tlbs: Se
             "the TLBs of one chain translate pages of one size: " + ", ".join(f"{t.name} {t.page_bytes}" for t in tlbs)
         )
     chains = [Chain([(t.block_bytes.bit_length() - 1, t.sets, t.ways) for t in tables]) for tables in sides]
+    step = max(1, min(_PIECE, _LOOKS // max((t.ways for tables in sides for t in tables), default=1)))
+    if not isinstance(addresses, Iterable):
+        raise ArgumentError(f"addresses are whole numbers, in one array or several; this is {addresses!r:.80}")
     for piece in [addresses] if isinstance(addresses, np.ndarray) else addresses:
         flat = _checked(piece)
-        for start in range(0, len(flat), _PIECE):
+        for start in range(0, len(flat), step):
             for chain in chains:
-                chain.walk(flat[start : start + _PIECE])
+                chain.walk(flat[start : start + step])
     found = [
         tuple(
             Count(table.name, accesses, accesses - misses, misses, table.block_bytes)
@@ -187,11 +199,29 @@ def _check_block(what: str, size: Any) -> None:
     if not is_whole(size) or size < 1 or size & (size - 1):
         near = f"; the nearest is {1 << max(int(size).bit_length() - 1, 0)}" if is_whole(size) and size > 0 else ""
         raise ArgumentError(f"{what} is a power of two in bytes, not {size!r:.40}{near}")
+    if size > _LARGEST:
+        raise ArgumentError(f"{what} has at most {_LARGEST} bytes, not {size}")
 
 
 def _check_count(what: str, number: Any) -> None:
     if not is_whole(number) or number < 1:
         raise ArgumentError(f"{what} must be a whole number, 1 or more; this is {number!r:.40}")
+
+
+def _check_size(name: str, what: str, number: int) -> None:
+    if number > _MOST:
+        raise ArgumentError(f"{name}: {number} {what} are too many to keep here; there may be {_MOST}")
+
+
+def _check_tables(what: str, given: Any, kind: type) -> None:
+    if not isinstance(given, Sequence) or not all(isinstance(table, kind) for table in given):
+        raise ArgumentError(f"{what} are a list of {kind.__name__}(…), the nearest first; this is {given!r:.80}")
+
+
+def _plain(table: Level | Tlb, *names: str) -> None:
+    """Python's whole numbers in place of NumPy's, which overflow."""
+    for name in names:
+        object.__setattr__(table, name, int(getattr(table, name)))
 
 
 def _nearest(number: int, step: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.cache.budget import Budget, BudgetPolicy, Key
+from colibri_lab.cache.checks import array_of, open_model
 from colibri_lab.cache.costs import Machine
 from colibri_lab.cache.expert_pages import ExpertPages
 from colibri_lab.cache.requests import Scope
@@ -24,6 +25,8 @@ from colibri_lab.trace import HasTrace, Trace, trace_of
 __all__ = ["LiveCounts", "LiveRun", "Walked", "live"]
 
 Whole = NDArray[np.int64]
+
+_TILE = 512  # tokens of a stepped pass at most, in a session that keeps its routing alone
 
 _PASS = np.dtype(
     [("start", "i8"), ("stop", "i8"), ("kind", "U7"), ("seconds", "f8"), ("read_seconds", "f8"), ("drop_seconds", "f8"),
@@ -223,7 +226,8 @@ def live(
     locked, and what the budget holds at the end stays in memory. Logits and tokens are those of a run without a budget,
     byte for byte. End tokens do not end it.
 
-    `chunk`: tokens of the prompt in one pass, None for all of them; with 1 the prompt is decoded token by token.
+    `chunk`: tokens of the prompt in one pass, None for all of them or 512, which is the most; with 1 the prompt is
+    decoded token by token.
     `capacity`: experts in each layer (scope="layer") or in all together ("global"), from top_k on. `policy`: "lru",
     "fifo", "lfu", or "static", which holds the experts that `profile`, a trace, used most. Other processes or models
     that have the same files mapped hold their pages too: `cold` then says so.
@@ -231,7 +235,7 @@ def live(
     Raises ArgumentError for a capacity, policy or prompt that does not work, for a model without experts or with
     replaced ones; UnsupportedError where the system cannot drop pages; CapacityError; FileError; KeyboardInterrupt.
     """
-    budget = _budgets(model, capacity, policy, scope, profile)
+    budget = _budgets(open_model(model, "live"), capacity, policy, scope, profile)
     if not is_whole(new_tokens) or new_tokens < 0:
         raise ArgumentError(f"new_tokens is a whole number of 0 or more; this is {new_tokens!r:.80}")
     if chunk is not None and (not is_whole(chunk) or chunk < 1):
@@ -246,7 +250,7 @@ def live(
     with shown(progress, len(ids) + new_tokens, "tokens", "live") as report:
         total, done = len(ids) + new_tokens, 0
         while done < total:
-            done += run.walk(ids[done : done + (chunk or len(ids))] if done < len(ids) else [_greedy(session.logits)])
+            done += run.walk(ids[done : done + (chunk or _TILE)] if done < len(ids) else [_greedy(session.logits)])
             if report is not None:
                 report(done / total)
     return LiveRun(
@@ -341,10 +345,7 @@ def _prompt(model: Any, x: Any) -> NDArray[Any]:
         if model.tokenizer is None:
             raise ArgumentError(f"the checkpoint at '{model.path}' has no tokenizer.json, so it takes ids, not a text")
         x = model.tokenizer.encode(x)
-    try:
-        ids = np.asarray(x)
-    except ValueError:
-        raise ArgumentError("token ids must form one flat row; this is nested unevenly") from None
+    ids = array_of(x, "a flat row of token ids")
     if ids.ndim != 1 or not ids.size:
         raise ArgumentError(f"a live run begins with at least one token, in one flat row; this is {ids.shape}")
     return ids

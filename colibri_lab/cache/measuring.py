@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from colibri_lab.cache.budget import Budget
+from colibri_lab.cache.checks import open_model
 from colibri_lab.cache.costs import Machine
 from colibri_lab.cache.expert_pages import ExpertPages
 from colibri_lab.cache.live_run import Walked
@@ -37,7 +38,7 @@ def measure_machine(model: Any, *, threads: int | None = None, progress: Progres
     dropped first, and what was used stays in memory. Raises UnsupportedError where experts cannot be read cold, else
     what `lab.cache.live` raises.
     """
-    pages = ExpertPages(model)
+    pages = ExpertPages(open_model(model, "measure_machine"))
     cold, sentence = pages.begin()
     if not cold:
         raise UnsupportedError(f"no cold reads to measure. {sentence}")

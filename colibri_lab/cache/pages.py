@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from colibri_lab import _cachelab
 from colibri_lab._mappings import Mapping, mappings
+from colibri_lab.cache.checks import open_model
 from colibri_lab.cache.spans import Span, covered, joined, size, without
 from colibri_lab.errors import ArgumentError, is_whole
 
@@ -305,7 +306,7 @@ class Residency:
         self._see(self._shares(chosen), self.locked)
         after, shared = self._resident(chosen), self._shared(chosen)
         sentence = self._sentence(chosen, "in memory", before, after)
-        if after and shared:
+        if after > 0 and shared > 0:
             sentence += f"; {round(shared * self._size(chosen)):,} bytes lie on pages shared with other tensors"
         return Change(before, after, shared, sentence + (f"; {why}" if why else ""))
 
@@ -318,6 +319,8 @@ class Residency:
 
     def _sentence(self, chosen: Sequence[tuple[int, int]], state: str, before: float, after: float) -> str:
         what = f"{len(chosen)} {'expert' if len(chosen) == 1 else 'experts'} of {self._size(chosen):,} bytes"
+        if not chosen:
+            return "no experts were asked for"
         if np.isnan(before) or np.isnan(after):
             return f"{what}: how much is {state} is not told ({self.reason or 'not available here'})"
         return f"{what}: {before:.1%} {state} before, {after:.1%} now"
@@ -343,9 +346,7 @@ def residency(model: Any) -> Residency:
     process read them. docs/residency.md says how that can mislead. Results of the engine do not depend on it.
     Raises ArgumentError for anything but an open model.
     """
-    if not hasattr(model, "weights"):
-        raise ArgumentError(f"residency takes a model (lab.open); this is {model!r:.80}")
-    return Residency(model)
+    return Residency(open_model(model, "residency"))
 
 
 class _Held:

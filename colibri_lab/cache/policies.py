@@ -51,7 +51,7 @@ STACKS = frozenset({"lru", "lfu", "lru-k", "least-stale", "belady"})
 
 def check_policy(policy: str) -> str:
     """The policy. Raises ArgumentError for another name, with the nearest ones."""
-    if policy in POLICIES:
+    if isinstance(policy, str) and policy in POLICIES:
         return policy
     near = nearest(policy, POLICIES) if isinstance(policy, str) else ""
     raise ArgumentError(f"there is no policy {policy!r:.80}{near or '; there are ' + ', '.join(POLICIES)}")

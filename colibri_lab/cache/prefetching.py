@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.cache.checks import array_of
 from colibri_lab.cache.plans import Plan
 from colibri_lab.cache.requests import Whole
 from colibri_lab.errors import ArgumentError
 from colibri_lab.routing.measured import Measured, Ratios
 from colibri_lab.routing.streaming import BLOCK, check_level, expert_ids, hot, in_blocks
 from colibri_lab.trace import HasTrace, Trace, trace_of
+
+_PIECE = 1 << 20  # marks made at a time
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def prefetch_quality(
     layers, experts, tokens = len(trace.moe_layers), trace.num_experts, trace.n_tokens
     if isinstance(issued, Plan):
         late, issued = issued.late if late is None else late, issued.ids
-    guess = np.asarray(issued)
+    guess = array_of(issued, "a prefetch")
     if guess.dtype.kind not in "iu" or guess.ndim != 3 or guess.shape[:2] != (layers, tokens):
         raise ArgumentError(
             f"a prefetch names whole numbers of the shape ({layers}, {tokens}, any); these are {guess.dtype} "
@@ -61,28 +64,31 @@ def prefetch_quality(
         )
     if guess.size and not -1 <= int(guess.min()) <= int(guess.max()) < experts:
         raise ArgumentError(f"a prefetch names 0 to {experts - 1}, or −1; not {guess.min()} to {guess.max()}")
-    after = np.zeros(guess.shape, bool) if late is None else np.asarray(late, bool)
+    after = np.zeros(guess.shape, bool) if late is None else array_of(late, "`late`").astype(bool)
     if after.shape != guess.shape:
         raise ArgumentError(f"`late` has the shape {after.shape}, `issued` {guess.shape}")
-    counts = np.zeros((4, layers), np.int64)
+    counts, step = np.zeros((4, layers), np.int64), max(1, _PIECE // (experts + guess.shape[2]))
     precision, recall = Ratios((layers,), (layers,)), Ratios((layers,), (layers,))
     for row, layer in enumerate(trace.moe_layers):
-        ids = guess[row].astype(np.int64)
-        wanted = hot(expert_ids(trace, layer), experts) > 0
-        fetched, in_time = hot(ids, experts) > 0, hot(np.where(after[row], -1, ids), experts) > 0
-        needed, sent = wanted.sum(axis=1), (ids >= 0).sum(axis=1)
-        used, found = (wanted & fetched).sum(axis=1), (wanted & in_time).sum(axis=1)
+        needed, sent, used, found = per_token = np.zeros((4, tokens), np.int64)
+        for start in range(0, tokens, step):
+            some = slice(start, start + step)
+            ids = guess[row, some].astype(np.int64)
+            wanted = hot(expert_ids(trace, layer, some), experts) > 0
+            fetched, in_time = hot(ids, experts) > 0, hot(np.where(after[row, some], -1, ids), experts) > 0
+            per_token[:2, some] = wanted.sum(axis=1), (ids >= 0).sum(axis=1)
+            per_token[2:, some] = (wanted & fetched).sum(axis=1), (wanted & in_time).sum(axis=1)
         counts[:, row] = needed.sum(), sent.sum(), used.sum(), used.sum() - found.sum()
         precision.add(in_blocks(used, BLOCK), in_blocks(sent, BLOCK), row)
         recall.add(in_blocks(found, BLOCK), in_blocks(needed, BLOCK), row)
     wasted = None if expert_bytes is None else (counts[1] - counts[2]) * int(expert_bytes)
-    per_token = counts[1] / max(tokens, 1) / experts
+    share = counts[1] / max(tokens, 1) / experts
     return Prefetch(
         counts[0],
         counts[1],
         counts[2],
         counts[3],
         precision.share(level, trace.top_k / experts, "Used / fetched; chance: k/E."),
-        recall.share(level, per_token, "Found in time / needed; chance: fetched per token / E."),
+        recall.share(level, share, "Found in time / needed; chance: fetched per token / E."),
         wasted,
     )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.cache._compiled import cachelab
+from colibri_lab.cache.checks import listed
 from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.routing.streaming import expert_ids
 from colibri_lab.trace import Trace
@@ -24,13 +25,14 @@ Whole = NDArray[np.int64]
 Ids = NDArray[np.int32]
 
 _STEP = 1 << 14  # tokens counted at a time
+_LOOKS = 1 << 27  # keys looked at between two looks for Ctrl-C
 _IN_MEMORY = 1 << 24  # bytes of next uses; more go to a temporary file
 NEVER = np.iinfo(np.int32).max  # a next use that does not come
 
 
 def streams(trace: Trace, scope: Scope) -> Iterator[slice]:
     """The rows of `trace.moe_layers` that share a cache, cache by cache."""
-    if scope not in ("layer", "global"):
+    if not (isinstance(scope, str) and scope in ("layer", "global")):
         raise ArgumentError(f"a cache is per 'layer' or 'global', not {scope!r:.80}")
     layers = len(trace.moe_layers)
     if scope == "layer":
@@ -51,7 +53,7 @@ def bounds_of(trace: Trace, passes: Passes) -> Whole | None:
         if passes != "trace":
             raise ArgumentError(f"passes are None, 'trace' or a list of token counts, not {passes!r:.80}")
         return np.array([start for start, _ in trace.passes] + [tokens], np.int64)
-    counts = list(passes)
+    counts = listed(passes, "passes are None, 'trace' or a list of token counts")
     if not all(is_whole(n) and n >= 1 for n in counts) or sum(counts) != tokens:
         raise ArgumentError(f"passes are counts of 1 or more that add up to {tokens} tokens; these are {counts!r:.80}")
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
@@ -95,6 +97,13 @@ class Requests:
         step = max(1, requests // (len(self.layers) * self.trace.top_k))
         edges = sorted({*range(0, self.tokens, step), *cuts, self.tokens})
         return [(a, b) for a, b in pairwise(edges) if a < b]
+
+    def at_once(self, most: int, slots: int = 0) -> int:
+        """Requests to serve at a time: `most`, or fewer when there are so many keys that this would take long, for who
+        goes may be found by a look at all of them; each of `slots` fetches of a token looks too.
+        """
+        layers, experts, k = self.shape
+        return max(1, min(most, _LOOKS * k // (layers * experts * (k + slots))))
 
     def passes(self, start: int, stop: int) -> Whole:
         """(stop − start + 1) number of the pass of each token, and of the one at `stop`."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.cache.checks import ByLayer, array_of, by_layer, mapping_of
 from colibri_lab.cache.policies import check_policy
 from colibri_lab.cache.requests import Requests, Scope, Whole, profile_of, streams
 from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.trace import HasTrace, Trace, trace_of
 
 Unit = Literal["experts", "bytes"]
-ByLayer = Mapping[int, Sequence[int]]
 
 
 class HasPlan(Protocol):
@@ -78,19 +78,21 @@ def settings_of(
 ) -> Settings:
     """Checks each; see `colibri_lab.cache.simulate`."""
     check_policy(policy)
-    if unit not in ("experts", "bytes"):
+    if not (isinstance(unit, str) and unit in ("experts", "bytes")):
         raise ArgumentError(f"a capacity is in 'experts' or 'bytes', not {unit!r:.80}")
     sizes = _sizes(trace, expert_bytes)
     if unit == "bytes" and sizes is None:
         raise ArgumentError("a capacity in bytes needs expert_bytes, the size of an expert")
     least = _least(trace, scope, sizes if unit == "bytes" else None)
     _check_capacity(capacity, least, trace.top_k, unit)
-    changes = {} if resize is None else dict(resize)
+    changes = mapping_of(resize, "resize", "{token: capacity}")
     for token, changed in changes.items():
         if not (is_whole(token) and 0 <= token < trace.n_tokens):
             raise ArgumentError(f"resize names tokens 0 to {trace.n_tokens - 1}, not {token!r:.80}")
         _check_capacity(changed, least, trace.top_k, unit)
-    pins, warmed = _by_layer(trace, pin, "pin"), _by_layer(trace, warm, "warm")
+    pins, warmed = (
+        by_layer(trace.moe_layers, trace.num_experts, named, what) for what, named in (("pin", pin), ("warm", warm))
+    )
     ahead, late = _plan(trace, prefetch)
     if policy == "static" and prefetch is not None:
         raise ArgumentError("a static cache lets nobody in, so there is no prefetch; choose another policy")
@@ -137,7 +139,7 @@ def _sizes(trace: Trace, given: int | NDArray[Any] | None) -> Whole | None:
     if given is None:
         return None
     shape = (len(trace.moe_layers), trace.num_experts)
-    array = np.asarray(given)
+    array = array_of(given, "expert_bytes")
     if array.dtype.kind not in "iu" or array.shape not in ((), shape):
         raise ArgumentError(
             f"expert_bytes is a whole number or whole numbers {shape}; this is {array.dtype} {array.shape}"
@@ -147,31 +149,18 @@ def _sizes(trace: Trace, given: int | NDArray[Any] | None) -> Whole | None:
     return np.ascontiguousarray(np.broadcast_to(array.astype(np.int64), shape))
 
 
-def _by_layer(trace: Trace, given: ByLayer | None, what: str) -> list[tuple[int, int]]:
-    """Rows and experts, in the order given, each once."""
-    rows = {layer: row for row, layer in enumerate(trace.moe_layers)}
-    found: dict[tuple[int, int], None] = {}
-    for layer, experts in (given or {}).items():
-        if layer not in rows:
-            raise ArgumentError(f"{what} names MoE layers, {trace.moe_layers!s:.60}; not {layer!r:.40}")
-        for expert in experts:
-            if not (is_whole(expert) and 0 <= expert < trace.num_experts):
-                raise ArgumentError(f"{what} names experts 0 to {trace.num_experts - 1}, not {expert!r:.40}")
-            found[rows[layer], int(expert)] = None
-    return list(found)
-
-
 def _plan(trace: Trace, plan: HasPlan | None) -> tuple[NDArray[np.int32] | None, NDArray[np.bool_] | None]:
     if plan is None:
         return None, None
     if not hasattr(plan, "ids"):
         raise ArgumentError(f"a prefetch is a plan, such as lab.cache.plan(trace) makes, not {type(plan).__name__}")
-    ids, layers, tokens = np.asarray(plan.ids), len(trace.moe_layers), trace.n_tokens
+    ids, layers, tokens = array_of(plan.ids, "the ids of a plan"), len(trace.moe_layers), trace.n_tokens
     if ids.dtype.kind not in "iu" or ids.ndim != 3 or ids.shape[:2] != (layers, tokens):
         raise ArgumentError(f"a plan is whole numbers ({layers}, {tokens}, any); this is {ids.dtype} {ids.shape}")
     if ids.size and not -1 <= int(ids.min()) <= int(ids.max()) < trace.num_experts:
         raise ArgumentError(f"a plan names 0 to {trace.num_experts - 1}, or −1; not {ids.min()} to {ids.max()}")
-    late = None if plan.late is None else np.asarray(plan.late, bool)
+    given = getattr(plan, "late", None)
+    late = None if given is None else array_of(given, "`late`").astype(bool)
     if late is not None and late.shape != ids.shape:
         raise ArgumentError(f"`late` has the shape {late.shape}, `ids` {ids.shape}")
     return ids.astype(np.int32), late

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.cache._compiled import cachelab
+from colibri_lab.cache.checks import ByLayer
 from colibri_lab.cache.policies import NUMBERS, Policy
 from colibri_lab.cache.requests import Passes, Requests, Scope, Whole, bounds_of, future_of, streams
-from colibri_lab.cache.settings import ByLayer, HasPlan, Settings, Unit, settings_of
+from colibri_lab.cache.settings import HasPlan, Settings, Unit, settings_of
 from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.trace import HasTrace, Trace, trace_of
@@ -147,7 +148,7 @@ class Simulation(Counts):
         return int(end)
 
     def _cache_of(self, layer: int) -> tuple[Requests, int]:
-        if layer not in self.trace.moe_layers:
+        if not (is_whole(layer) and layer in self.trace.moe_layers):
             raise ArgumentError(f"MoE layers are {self.trace.moe_layers!s:.80}, not {layer!r:.40}")
         row = self.trace.moe_layers.index(layer)
         rows = next(rows for rows in streams(self.trace, self.scope) if rows.start <= row < rows.stop)
@@ -264,7 +265,8 @@ class Piece:
 def _walk(requests: Requests, settings: Settings, stop: int, cuts: tuple[int, ...] = ()) -> Iterator[tuple[Any, Piece]]:
     """The cache and the next piece to feed it, up to token `stop`; the capacity changes in between."""
     changes = {requests.pass_of(token)[0]: capacity for token, capacity in settings.resize.items()}
-    spans = requests.spans(_STEP, (*cuts, *changes, stop))
+    slots = 0 if settings.ahead is None else settings.ahead.shape[2]
+    spans = requests.spans(requests.at_once(_STEP, slots), (*cuts, *changes, stop))
     with ExitStack() as open_files:
         future = open_files.enter_context(future_of(requests, spans)) if settings.policy == "belady" else None
         caches = _start(requests, settings, None if future is None else future.first)

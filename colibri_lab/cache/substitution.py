@@ -4,7 +4,7 @@ would cost in the model's answers. Run for real through the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.cache.budget import Budget, BudgetPolicy
+from colibri_lab.cache.checks import ByLayer, array_of, by_layer, open_model
 from colibri_lab.cache.requests import Scope, Whole
 from colibri_lab.errors import ArgumentError, is_number, is_whole
 from colibri_lab.progress import Progress, shown
 from colibri_lab.trace import Trace
-
-Warm = Mapping[int, Iterable[int]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +83,7 @@ def substitute(
     policy: BudgetPolicy = "lru",
     scope: Scope = "layer",
     *,
-    warm: Warm | None = None,
+    warm: ByLayer | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> Substitution:
@@ -101,7 +100,7 @@ def substitute(
     A cold cache with a large margin stays with the experts that came first: that is the measure's lesson, not an error.
     Raises ArgumentError (capacity below k, margin below 0, another policy, scope or x), and what a session raises.
     """
-    config = model.config
+    config = open_model(model, "substitute").config
     if scope not in ("layer", "global"):
         raise ArgumentError(f"a cache is per 'layer' or 'global', not {scope!r:.80}")
     if not is_whole(capacity) or capacity < config.top_k:
@@ -112,7 +111,7 @@ def substitute(
         raise ArgumentError(f"a margin is a number from 0 on (or inf), a distance of scores; this is {margin!r:.80}")
     ids, layers = _ids_of(model, x), list(config.moe_layers)
     plain, other = (model.session(max_tokens=len(ids), threads=threads) for _ in range(2))
-    cache, without = (_Caches(layers, int(capacity), policy, scope, warm or {}) for _ in range(2))
+    cache, without = (_Caches(layers, config.num_experts, int(capacity), policy, scope, warm) for _ in range(2))
     replaced = np.zeros((len(layers), len(ids)), np.int64)
     kl, agrees = np.zeros(len(ids)), np.zeros(len(ids), np.bool_)
     with shown(progress, len(ids), "tokens", "substitute") as report:
@@ -134,11 +133,11 @@ def substitute(
 class _Caches:
     """The caches of all MoE layers, or the one of all, by the row of the layer; counts what is asked of them."""
 
-    def __init__(self, layers: list[int], capacity: int, policy: BudgetPolicy, scope: Scope, warm: Warm) -> None:
-        unknown = [layer for layer in warm if layer not in layers]
-        if unknown:
-            raise ArgumentError(f"warm names layer {unknown[0]!r:.40}; the MoE layers are {layers!s:.80}")
-        keys = [[(row, int(expert)) for expert in warm.get(layer, ())] for row, layer in enumerate(layers)]
+    def __init__(
+        self, layers: list[int], experts: int, capacity: int, policy: BudgetPolicy, scope: Scope, warm: ByLayer | None
+    ) -> None:
+        named = by_layer(layers, experts, warm, "warm")
+        keys = [[key for key in named if key[0] == row] for row in range(len(layers))]
         groups = [[key for of_layer in keys for key in of_layer]] if scope == "global" else keys
         if any(len(group) > capacity for group in groups):
             raise ArgumentError(f"warm names more experts than the cache holds ({capacity})")
@@ -209,7 +208,7 @@ def _ids_of(model: Any, x: Any) -> list[int]:
         if model.tokenizer is None:
             raise ArgumentError(f"the checkpoint at '{model.path}' has no tokenizer.json, so it takes ids, not a text")
         return list(model.tokenizer.encode(x, special=True))
-    ids = np.asarray(x)
+    ids = array_of(x, "a row of token ids")
     if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
         raise ArgumentError(f"substitute takes a text or a row of token ids; this is {ids.dtype} of shape {ids.shape}")
     return [int(number) for number in ids]

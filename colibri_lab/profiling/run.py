@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab import _cachelab
+from colibri_lab.cache.checks import array_of
 from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.profiling.counters import COUNTERS, reasons
 from colibri_lab.profiling.limits import Limits, measure_limits
@@ -212,7 +213,7 @@ def _options(given: Any, threads: int | None) -> tuple[Model, dict[str, Any]]:
 def _ids(model: Model, x: Any) -> list[int]:
     """The ids of a text as an empty session has them, or the ids themselves; feed looks at their range."""
     if not isinstance(x, str):
-        ids = np.asarray(x)
+        ids = array_of(x, "a list of token ids")
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             raise ArgumentError(f"x is a text or a list of one or more token ids; this is {x!r:.80}")
         return [int(number) for number in ids]

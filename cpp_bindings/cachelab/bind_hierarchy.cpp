@@ -1,6 +1,8 @@
 // bind_hierarchy.cpp: caches and TLBs over a stream of addresses.
 #include "cachelab.hpp"
 
+static const int64_t CACHELAB_MAX_WAYS = (int64_t)1 << 28; // of all sets of a table
+
 using Addresses = py::array_t<int64_t, py::array::c_style>;
 
 // Tables in the order in which they are asked, each (bits of an address within a block, sets, ways).
@@ -11,8 +13,8 @@ struct Chain {
     explicit Chain(const std::vector<std::tuple<int, int64_t, int64_t>> &shapes)
     {
         for (const auto &[shift, n_sets, ways] : shapes) {
-            if (shift < 0 || shift > 62 || n_sets < 1 || ways < 1)
-                throw py::value_error("a table has 1 set or more of 1 way or more");
+            if (shift < 0 || shift > 62 || n_sets < 1 || ways < 1 || ways > CACHELAB_MAX_WAYS / n_sets)
+                throw py::value_error("a table has 1 set or more of 1 way or more, 2^28 ways in all");
             tags.emplace_back((size_t)(n_sets * ways));
             tables.push_back({tags.back().data(), n_sets, ways, shift, 0, 0});
             cachelab_table_clear(&tables.back());
