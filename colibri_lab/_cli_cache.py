@@ -103,8 +103,11 @@ def run(options: argparse.Namespace) -> int:
     print("\n".join(simulation.report().rstrip("\n") + "\n" for simulation in simulations))
     points = _points(capacities, trace, options.scope)
     curves = {policy: _curve(trace, policy, points, how) for policy in dict.fromkeys((*policies, BOUND))}
-    print(_table(curves, points, capacities, options.scope))
-    print(*_beside_the_bound(curves, points, capacities), sep="\n")
+    if simulations[0].requests.sum():
+        print(_table(curves, points, capacities, options.scope))
+        print(*_beside_the_bound(curves, points, capacities), sep="\n")
+    else:
+        print("No token asks for an expert: there is nothing to hit or to miss.")
     if machine is not None:
         speeds = [(s, lab.cache.predict(s, machine)) for s in simulations]
         print("", *(f"{s.policy}, {s.capacity} experts: {speed.sentence}" for s, speed in speeds), sep="\n")

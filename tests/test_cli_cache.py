@@ -189,6 +189,13 @@ def test_half_of_the_experts_fit_when_nothing_is_said(path: Path, tmp_path: Path
         assert {row["capacity"] for row in rows(tmp_path / "out.csv")} == {str(capacity)}
 
 
+def test_where_nobody_asks_for_an_expert_no_share_is_made_up(tmp_path: Path, capsys: Any) -> None:
+    synthetic_trace(2, EXPERTS, K, 0).save(tmp_path / "run.safetensors")
+    assert run(tmp_path / "run.safetensors", "--html", tmp_path / "page.html", "--plot", tmp_path / "out.svg") == 0
+    said = capsys.readouterr().out
+    assert "No token asks for an expert" in said and "%" not in said
+
+
 def test_trouble_exits_with_2_and_one_sentence(path: Path, tmp_path: Path, capsys: Any) -> None:
     """Never a traceback, and nothing is written. Each names what would do."""
     for arguments, words in [

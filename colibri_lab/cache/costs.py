@@ -148,6 +148,8 @@ def _decoded(simulation: Simulation) -> int:
 def _capacity_bytes(simulation: Simulation, sizes: Whole) -> int:
     """Bytes of a full cache, or of all caches together; never more than there are."""
     caches = len(sizes) if simulation.scope == "layer" else 1
+    if not sizes.size:
+        return 0
     each = simulation.capacity * (1 if simulation.unit == "bytes" else float(sizes.mean()))
     return min(round(caches * each), int(sizes.sum()))
 

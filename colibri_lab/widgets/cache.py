@@ -11,6 +11,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from colibri_lab.cache import Machine
 from colibri_lab.errors import ArgumentError, ColibriError
 from colibri_lab.trace import Trace, trace_of
 from colibri_lab.widgets import _cell
@@ -191,10 +192,10 @@ class CacheLab(Working, anywidget.AnyWidget):
                 with self._working("Asking each router one layer ahead") as work:
                     work.begin()
                     data.plan("look-ahead", work.hear)
-        if data.is_planned(self.setting):
-            self._send_timeline()
-        else:
-            self.setting = {"prefetch": "none"}
+            if not data.is_planned(self.setting):  # stopped: whoever waits has nothing left to do
+                self.setting = {"prefetch": "none"}
+                return
+        self._send_timeline()
 
     def _curve(self, policy: str) -> Message:
         return {"kind": "curve", **self._shown.curve(self.setting, policy)}, []
@@ -236,7 +237,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         messages: list[Message] = [({"kind": "head", "facts": {**data.facts(), "recipe": _RECIPE}}, [])]
         if data.trace.n_tokens:
             messages += self._page_curves()
-            messages += self._page_timelines()
+            messages += self._page_timelines() if where["layer"] is not None else []
         messages += self._panel_messages()
         state = {"setting": self.setting, "selection": where, "_status": IDLE, "_in_cell": False}
         return view_page("cache", f"Cache Lab: {data.title()}", state, messages)
@@ -294,6 +295,16 @@ class CacheLab(Working, anywidget.AnyWidget):
         super().close()
 
 
+def _check(machine: Any, runs: Any, profile: Any) -> None:
+    """Raises ArgumentError for what is no machine, no real runs, or no trace to profile."""
+    if machine is not None and not isinstance(machine, Machine):
+        raise ArgumentError(f"machine is a lab.cache.Machine, not {type(machine).__name__}")
+    if not isinstance(runs, Sequence) or not all(hasattr(run, "tokens_per_s") for run in runs):
+        raise ArgumentError("runs is a list of real runs, each made by lab.cache.live")
+    if profile is not None:
+        trace_of(profile)
+
+
 def _shown(x: Any, machine: Any, runs: Sequence[Any], sizes: Any, profile: Any) -> CacheData:
     session = None
     if isinstance(x, str | PathLike):
@@ -308,6 +319,7 @@ def _shown(x: Any, machine: Any, runs: Sequence[Any], sizes: Any, profile: Any) 
         hint = "; make a session of it: model.session()" if callable(getattr(x, "session", None)) else ""
         raise ArgumentError(f"CacheLab takes a session, a trace, its path or a real run, not {type(x).__name__}{hint}")
     trace = trace_of(x)
+    _check(machine, runs, profile)
     if sizes is None and runs:
         sizes = runs[0].expert_bytes
     if sizes is None and trace.model is not None:

@@ -93,8 +93,9 @@ class CacheData:
             ("prefetch", self.prefetches),
         ):
             if new[name] not in choices:
-                raise ArgumentError(f"there is no {name} {new[name]!r:.40}{nearest(str(new[name]), choices)}")
-        layers = len(self.trace.moe_layers)
+                near = nearest(str(new[name]).lower(), choices) or f"; there are {', '.join(choices)}"
+                raise ArgumentError(f"there is no {name} {new[name]!r:.40}{near}")
+        layers = len(self.trace.moe_layers) or 1
         if "capacity" not in wish and old and new["scope"] != old["scope"]:
             new["capacity"] = old["capacity"] * layers if new["scope"] == "global" else old["capacity"] // layers
             new["capacity"] = min(max(new["capacity"], self.least), self.most(new["scope"]))
@@ -171,8 +172,8 @@ class CacheData:
                 progress=False,
             )
         self._simulations[key] = done
-        while len(self._simulations) > _KEPT:
-            del self._simulations[next(iter(self._simulations))]
+        for oldest in list(self._simulations)[:-_KEPT]:
+            self._simulations.pop(oldest, None)  # another thread may be here too
         return done
 
     def plan(self, kind: Any, progress: Progress = None) -> Any:
@@ -340,8 +341,9 @@ class CacheData:
     def next_miss(self, setting: Mapping[str, Any], where: Mapping[str, Any], by: int = 1) -> dict[str, Any] | None:
         """The miss of the layer after the selected request (`by` −1: before it); None when there is no more."""
         layer, token = where["layer"], where["token"]
-        if layer is None or token is None:
+        if layer is None:
             return None
+        token = 0 if token is None else token
         simulation, count = self.simulate(setting), self.trace.n_tokens
         while 0 <= token < count:
             start, stop = (token, min(count, token + _WINDOW)) if by > 0 else (max(0, token + 1 - _WINDOW), token + 1)

@@ -41,6 +41,7 @@ _LISTED = 60  # keys that are named
 _TOKENS = 64  # of the prompt that a profile runs, at most
 _NO_MODEL = "This is a recording: the model that made it is not open here. lab.CacheLab(session) shows more."
 _NO_KEYS = "This is a recording: it holds no cached keys. lab.CacheLab(session) shows more."
+_MOVED_ON = "The session holds other tokens now than this view shows; a new view shows them: lab.CacheLab(session)."
 _NOT_READ = "Which keys this query uses shows when the tokens have run once more, in a session of its own."
 
 
@@ -129,6 +130,11 @@ class Panels:
 
     # ---- keys and values ----
 
+    def _moved_on(self) -> bool:
+        """Whether the session was reset or rewound since: its keys are of other tokens."""
+        ids = self.data.trace.ids
+        return list(self.data.session.ids[: len(ids)]) != list(ids)
+
     def _cached(self) -> Any:
         if self._keys is None:
             from colibri_lab import cache
@@ -140,7 +146,10 @@ class Panels:
         session, trace = self.data.session, self.data.trace
         layer, token = selection["layer"], selection["token"]
         if session is None or token is None:
-            return {"reason": _NO_KEYS if session is None else "Nothing has run yet: no key is cached."}, {}
+            nothing = "No token is selected." if trace.n_tokens else "Nothing has run yet: no key is cached."
+            return {"reason": _NO_KEYS if session is None else nothing}, {}
+        if self._moved_on():
+            return {"reason": _MOVED_ON}, {}
         try:
             cached = self._cached()
             if not cached.known(layer, token) and session.model.info["parameters"] * trace.n_tokens > _QUICK:
@@ -152,6 +161,8 @@ class Panels:
     def _read_keys(self, selection: Mapping[str, Any], progress: Any) -> None:
         if self.data.session is None or selection["token"] is None:
             raise ArgumentError(_NO_KEYS)
+        if self._moved_on():
+            raise ArgumentError(_MOVED_ON)
         self._cached().weights(selection["layer"], selection["token"], progress=progress)
 
 

@@ -77,7 +77,7 @@ def _sentence(data: CacheData, setting: Setting) -> str:
     if counts["speed"] is not None:
         said.append(f"{counts['speed']:,.1f} tokens/s predicted")
     bound = _percent(_share(data, {**setting, "policy": "belady"}))
-    best = "best possible" if setting["prefetch"] == "none" else "Belady with the same prefetch"
+    best = "best possible, empty at first" if setting["prefetch"] == "none" else "Belady with the same prefetch"
     return (
         f"{_name(setting['policy'])} with {setting['capacity']:,} experts {where}{size}: {', '.join(said)}   "
         f"{best}: {bound} miss"
@@ -127,7 +127,7 @@ def _draw_curves(sheet: Sheet, data: CacheData, setting: Setting) -> None:
     curves = {
         policy: [_share(data, {**setting, "policy": policy, "capacity": c}) for c in capacities] for policy in policies
     }
-    high = max(0.1, *(share for curve in curves.values() for share in curve if not np.isnan(share)))
+    high = max([0.1, *(share for curve in curves.values() for share in curve if not np.isnan(share))])
     words = "by experts kept" if len(capacities) > 1 else "at this size (of a long trace the live view has the others)"
     sheet.text(_EDGE, _TOP - 22, f"Share of requests that miss, {words}", bold=True)
     for share in (0.0, high / 2, high):

@@ -55,6 +55,9 @@ def test_warm_drop_and_the_arrows_follow_the_system(lab: Any, view: Any) -> None
         share = float(lab.python(f"print(lab.cache.residency(model).share[{LAYER}, {EXPERT}])"))
         expect(row).to_have_text("100" if share == 1 else str(max(1, min(99, round(100 * share)))) if share else "0")
         expect(say).to_contain_text(f"{round(100 * share)} % now")
+    for act, then in (("Lock", "Unlock"), ("Unlock", "Lock")):
+        view.get_by_role("button", name=act, exact=True).press("Enter")
+        expect(view.get_by_role("button", name=then, exact=True)).to_be_focused()
     view.locator("[data-map=residency]").focus()
     lab.page.keyboard.press("ArrowRight")
     expect(view).to_have_attribute("data-place", f"{LAYER + 1} 6 {EXPERT}")

@@ -57,6 +57,8 @@ def test_another_scope_keeps_the_memory(data: CacheData) -> None:
         ({"capacity": 4.0}, "not 4.0"),
         ({"prefetch": "look-ahead"}, "no prefetch 'look-ahead'"),
         ({"size": 3}, "not size"),
+        ({"policy": "LRU"}, "did you mean 'lru'"),
+        ({"scope": "all"}, "there are layer, global"),
     ],
 )
 def test_a_setting_that_cannot_be_names_what_can(data: CacheData, wish: dict[str, Any], words: str) -> None:

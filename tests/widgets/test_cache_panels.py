@@ -60,7 +60,7 @@ def opened(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> Panels:
 
     monkeypatch.setattr("colibri_lab.cache.keys", busy)
     trace = lab.testing.synthetic_trace(layers=2, experts=4, tokens=100)
-    return panels(trace, SimpleNamespace(model=object()))
+    return panels(trace, SimpleNamespace(model=object(), ids=trace.ids))
 
 
 def of(found: Panels, name: str, selection: Any = None) -> dict[str, Any]:
@@ -141,6 +141,19 @@ def test_looking_measures_nothing_and_measuring_runs_the_first_tokens(
 
 def test_keys_that_cannot_be_read_now_are_a_sentence(opened: Panels) -> None:
     assert of(opened, "keys")["reason"] == "session busy"
+
+
+def test_keys_of_other_tokens_are_not_shown_as_those_of_the_view() -> None:
+    """A session that went on has them still; one that was reset does not."""
+    run = lab.open().session(capture="routing")
+    run.feed("She counts the eggs in her nest")
+    found = panels(run.trace(), run)
+    run.feed(" again")
+    assert "position" in of(found, "keys", {**HERE, "expert": None})["query"]
+    run.reset()
+    run.feed("One fox writes a function of two eggs")
+    assert "other tokens now" in of(found, "keys")["reason"]
+    assert of(found, "keys", {**HERE, "token": None})["reason"] == "No token is selected."
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +120,43 @@ def test_a_look_ahead_is_shown_and_can_be_stopped(monkeypatch: pytest.MonkeyPatc
     assert any(message["kind"] == "timeline" for message in out)
 
 
+def test_a_stopped_look_ahead_is_not_begun_by_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another curve that was asked for while it ran: Stop ends the prefetch for both."""
+    session = lab.open().session(capture="routing")
+    session.feed("The engine counts its gates.")
+    view = lab.CacheLab(session)
+    waiting = threading.Thread(target=view.handle, args=({"kind": "curve", "policy": "lfu"},))
+    begun: list[str] = []
+
+    class Lock:
+        """Who waits for it goes on before who lets go of it does."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+            if threading.current_thread() is not waiting:
+                waiting.join()
+
+    def looked(trace: Trace, *, progress: Any) -> Any:
+        begun.append("look-ahead")
+        if len(begun) == 1:
+            waiting.start()
+        view.stop()
+        progress(0.5)
+
+    view._work = Lock()
+    monkeypatch.setattr("colibri_lab.cache.look_ahead", looked)
+    sent(view)
+    view.setting = {"prefetch": "look-ahead"}
+    view.handle({"kind": "curve", "policy": "lru"})
+    assert len(begun) == 1 and view.setting["prefetch"] == "none"
+
+
 def test_a_real_run_stands_beside_the_simulation(trace: Trace) -> None:
     """The setting is that of the run, its speed is among the facts, its machine predicts."""
     machine = lab.cache.Machine(read_bytes_per_s=1e6, seconds_per_token=1e-3)
@@ -168,6 +206,29 @@ def test_little_or_nothing_is_shown_as_such(tokens: int) -> None:
     assert any(message["kind"] == "curve" for message in out) == bool(tokens)
     assert ("nothing has run" in view._repr_mimebundle_()["text/plain"]) == (tokens == 0)
     assert view._page()
+
+
+@pytest.mark.parametrize("empty", ["no layer", "no expert"])
+def test_where_nobody_asks_for_an_expert_nothing_fails(tmp_path: Path, empty: str) -> None:
+    """A model without experts, and a recording whose every slot is empty."""
+    found = synthetic_trace(layers=2, experts=8, top_k=2, tokens=9, dense_layers=[0, 1] if empty == "no layer" else [])
+    arrays = {path: np.full_like(found[path], -1) if "expert_ids" in path else found[path] for path in found}
+    found = Trace(arrays, ids=found.ids, texts=found.texts, meta=found.meta)
+    machine = lab.cache.Machine(1e9, 0.001, memory_bytes=100)
+    view = lab.CacheLab(found, expert_bytes=1000, machine=machine)
+    out = sent(view)
+    view.handle({"kind": "ready"})
+    view.handle({"kind": "miss", "by": 1})
+    assert out[-1]["kind"] == "nomiss"
+    assert view._repr_mimebundle_()["image/png"] and view.to_html(tmp_path / "page.html").stat().st_size
+    view.setting = {"scope": "global"}
+    assert int(view.simulation.requests.sum()) == 0
+
+
+@pytest.mark.parametrize("given", [{"machine": 3}, {"runs": 3}, {"runs": [3]}, {"profile": 3}])
+def test_what_is_no_machine_run_or_profile_is_refused_at_once(trace: Trace, given: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"lab\.cache\.(Machine|live)|a trace or a session"):
+        lab.CacheLab(trace, **given)
 
 
 def test_a_closed_view_lets_go(trace: Trace) -> None:

@@ -159,11 +159,12 @@ class CacheView extends BaseView {
   goMiss(by) {
     const { view, model } = this;
     const { store, setting, layer, token, expert } = view;
-    const block = store && token !== null ? store.timeline(setting, layer, token) : null;
+    const block = store?.timeline(setting, layer, token);
     if (!block) return this.tell("The timeline is not here yet.");
     const { requests } = block;
     const here = requests.findIndex((r) => r.token === token && r.expert === expert);
-    const from = here >= 0 ? here : requests.findIndex((r) => r.token >= token) - (by > 0 ? 1 : 0);
+    const next = requests.findIndex((r) => r.token >= token);
+    const from = here >= 0 ? here : (next < 0 ? requests.length : next) - (by > 0 ? 1 : 0);
     for (let i = from + by; i >= 0 && i < requests.length; i += by) if (requests[i].outcome === "miss") return this.choose({ token: requests[i].token, expert: requests[i].expert });
     if (by > 0 ? block.stop >= store.n : block.start <= 0) this.tell(by > 0 ? "No miss follows in this layer." : "No miss stands before.");
     else if (this.able()) model.send({ kind: "miss", by });
@@ -173,12 +174,12 @@ class CacheView extends BaseView {
   acts() {
     const { parts, view } = this;
     const clamp = (value, count) => Math.max(0, Math.min(count - 1, value));
-    const token = (value) => view.token !== null && this.choose({ token: clamp(value, view.store.n) });
+    const token = (value) => view.store && this.choose({ token: clamp(value, view.store.n) });
     return {
       step: (by) => this.step(by),
-      move: (right, down) => (right ? token(view.token + right) : this.choose({ expert: clamp((view.expert ?? 0) + down, view.store?.E ?? 1) })),
+      move: (right, down) => (right ? token((view.token ?? -1) + right) : this.choose({ expert: clamp((view.expert ?? 0) + down, view.store?.E ?? 1) })),
       end: (by, inTime) => (inTime ? token(by * Infinity) : this.stepTo(by * Infinity)),
-      page: (by, inTime) => (inTime ? token(view.token + PAGE * by) : this.step(PAGE * by)),
+      page: (by, inTime) => (inTime ? token((view.token ?? -1) + PAGE * by) : this.step(PAGE * by)),
       moveOn: (map, right, down) => this.chooseOn(map, {}, [right, down]),
       nextMiss: () => this.goMiss(1),
       previousMiss: () => this.goMiss(-1),
@@ -212,7 +213,7 @@ class CacheView extends BaseView {
   }
 
   chooseNumber() {
-    const expert = Number(this.parts.number.value);
+    const expert = this.parts.number.value === "" ? NaN : Number(this.parts.number.value);
     if (!Number.isInteger(expert) || expert < 0 || expert >= this.view.store.E) return this.tell(`Experts are 0 to ${this.view.store.E - 1}.`);
     this.choose({ expert });
     this.askNumber(false);

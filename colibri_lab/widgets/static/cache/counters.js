@@ -37,13 +37,13 @@ export function findings(view) {
   const at = (policy) => store.counts(store.curve(setting, policy), setting.capacity);
   const mine = at(setting.policy);
   if (!mine || !mainPart(mine).requests) return "";
-  const out = [firsts(setting, mainPart(mine)), falling(store, setting), fixedSet(view, at("static"), at("belady"), at("lru")), blind(store, setting, at("lru")), never(store, setting), rises(store.curve(setting), store), choice(store, setting)];
+  const out = [firsts(setting, mainPart(mine)), falling(store, setting), fixedSet(view, at("static"), at("belady"), at("lru")), blind(store, setting, at("lru")), never(store, setting), rises(store, setting, store.curve(setting)), choice(store, setting)];
   return out.filter(Boolean).slice(0, 3).map((words) => `<li>${words}</li>`).join("");
 }
 
-// Most misses are first uses: no policy that waits for requests avoids them.
+// Most misses are first uses: no cache that waits for requests avoids them.
 function firsts({ policy, prefetch }, { misses, first_uses: first }) {
-  return policy !== "static" && prefetch === "none" && misses && first / misses > 0.5 ? `${count(first)} of ${count(misses)} misses are first uses, which no policy avoids: the text is short for a cache of this size.` : "";
+  return policy !== "static" && prefetch === "none" && misses && first / misses > 0.5 ? `${count(first)} of ${count(misses)} misses are first uses, which no cache that starts empty avoids, however large.` : "";
 }
 
 function falling(store, setting) {
@@ -52,7 +52,7 @@ function falling(store, setting) {
   if (from === null) return "";
   const misses = (i) => mainPart(store.counts(curve, curve.capacities[i])).misses;
   const still = misses(curve.capacities.length - 1) < misses(from) ? "misses still fall, but predicted speed falls too" : "predicted speed falls";
-  return `From ${experts(curve.capacities[from])} on, ${still}, to ${speedText(curve.speed.at(-1))} tokens/s: cache and other weights no longer fit in memory together.`;
+  return `Beyond ${experts(curve.capacities[from])}, ${still}, to ${speedText(curve.speed.at(-1))} tokens/s: cache and other weights no longer fit in memory together.`;
 }
 
 // A set chosen once against the bound and against LRU.
@@ -62,17 +62,19 @@ function fixedSet({ store }, fixed, bound, lru) {
   const own = store.facts.own_profile;
   const name = own ? "A fixed set, chosen from this very text," : "A fixed set, chosen by profile,";
   const caution = own ? " Choose it from another text before you trust it." : "";
+  if (f < l && f < b - 0.03) return `${name} misses ${shareText(f)}, for it is there from the start; the best that starts empty misses ${shareText(b)}.${caution}`;
   if (f < l && f <= b + 0.03) return `${name} misses about as little as the bound (${shareText(f)} against ${shareText(b)}).${caution}`;
-  if (f > l + 0.03) return `${name} misses ${shareText(f)}, LRU ${shareText(l)}: what is needed changes along the text.`;
+  if (f > l + 0.03) return `${name} misses ${shareText(f)}, LRU ${shareText(l)}: ${own ? "what is needed changes along the text" : "this text needs others than the profile does, or others as it goes on"}.`;
   return "";
 }
 
-// LRU does what blind traffic gets.
-function blind(store, setting, lru) {
-  const all = setting.scope === "layer" ? store.E : store.E * store.L;
-  const share = lru ? missShare(mainPart(lru)) : NaN;
-  const expected = 1 - setting.capacity / all;
-  return lru && setting.capacity < all && Math.abs(share - expected) < 0.02 ? `LRU misses what blind traffic would miss, 1 − C/E = ${shareText(expected)}: recent use tells nothing here.` : "";
+// LRU does what blind traffic gets: neither in a cache of nearly all experts, where both miss little, nor while most are new, nor in one cache for
+// all layers, where the layer asked next is the one used longest ago.
+function blind(store, { scope, prefetch, capacity }, lru) {
+  const { misses, first_uses: first } = lru ? mainPart(lru) : {};
+  const expected = 1 - capacity / store.E;
+  const plain = lru && scope === "layer" && prefetch === "none" && expected > 0.1 && first < 0.1 * misses;
+  return plain && Math.abs(missShare(mainPart(lru)) - expected) < Math.min(0.02, 0.1 * expected) ? `LRU misses what blind traffic would miss, 1 − C/E = ${shareText(expected)}: recent use tells nothing here.` : "";
 }
 
 // Between two uses of an expert stand the k experts of every other layer.
@@ -81,11 +83,12 @@ function never(store, setting) {
   return store.L > 1 && !store.facts.holes && setting.passes === "each" && setting.prefetch === "none" && dead >= store.facts.top_k ? `A global LRU of ${count(dead)} or fewer experts would never hit (k · (L − 1) = ${count(dead)}).` : "";
 }
 
-// A policy that misses more with more cache.
-function rises(curve, store) {
+// A policy that misses more with more cache. With sets of a prefill, or what is fetched ahead, a stack policy may do that too.
+function rises(store, { policy, passes, prefetch }, curve) {
   const misses = curve.capacities.map((c) => mainPart(store.counts(curve, c)).misses);
   const i = misses.findIndex((n, j) => j > 0 && n > misses[j - 1]);
-  return i > 0 ? `${escape(title(curve.policy))} misses more with ${count(curve.capacities[i])} experts than with ${count(curve.capacities[i - 1])}: it is no stack policy.` : "";
+  const why = passes === "each" && prefetch === "none" ? ": it is no stack policy" : "";
+  return i > 0 ? `${escape(title(policy))} misses more with ${count(curve.capacities[i])} experts than with ${count(curve.capacities[i - 1])}${why}.` : "";
 }
 
 // Whether the policy matters at this size, among those that can be built.
@@ -93,8 +96,9 @@ function choice(store, setting) {
   const built = store.drawn(setting).filter(({ policy }) => policy !== "belady" && (policy !== "static" || !store.facts.own_profile));
   const found = built.map((curve) => store.counts(curve, setting.capacity)).filter(Boolean);
   if (found.length < 3) return "";
-  const ranked = found.map((counts) => [missShare(mainPart(counts)), counts.policy]).sort(([a], [b]) => a - b);
-  const [[best, policy], [worst, last]] = [ranked[0], ranked.at(-1)];
-  if (worst - best < 0.02) return `The policies that can be built here miss ${shareText(best)} to ${shareText(worst)}: the size matters more than the policy.`;
-  return `At this size ${escape(title(policy))} misses least of what can be built, ${shareText(best)}; ${escape(title(last))} most, ${shareText(worst)}.`;
+  const shares = found.map((counts) => missShare(mainPart(counts)));
+  const [best, worst] = [Math.min(...shares), Math.max(...shares)];
+  if (worst - best < 0.02) return `The policies drawn here that can be built miss ${shareText(best)} to ${shareText(worst)}: at this size it matters little which.`;
+  const names = (share) => found.filter((_, i) => shares[i] === share).map(({ policy }) => escape(title(policy))).join(" and ");
+  return `Of the policies drawn here that can be built, the fewest misses come with ${names(best)}, ${shareText(best)}; most with ${names(worst)}, ${shareText(worst)}.`;
 }

@@ -161,7 +161,10 @@ function handle(view, { x, bottom, speed, end }, y) {
   if (counts) {
     const share = missShare(mainPart(counts));
     if (Number.isFinite(share)) s += ring(at - 5, y(share) - 5, 10, 10) + words(`${shareText(share)} miss`, Math.max(TOP + 12, y(share) - 9));
-    if (speed && counts.speed !== null) s += words(`${speedText(counts.speed)} tokens/s`, Math.min(speedY(view)(counts.speed) + 16, bottom - 4));
+    if (speed && counts.speed !== null) {
+      const line = speedY(view)(counts.speed);
+      s += words(`${speedText(counts.speed)} tokens/s`, line + 16 > bottom - 4 ? line - 8 : line + 16); // below the line where there is room
+    }
   }
   return `${s}<rect x="${at - 12}" y="0" width="24" height="14" rx="7" fill="var(--sel)"/><path d="M${at - 5} 4l-3 3l3 3M${at + 5} 4l3 3l-3 3" fill="none" stroke="var(--halo)" stroke-width="1.6"/>`;
 }

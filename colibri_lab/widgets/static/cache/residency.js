@@ -151,7 +151,7 @@ function buttons(state, view) {
   const able = (act) => view.live && state.available && (chosen || act === "refresh");
   const drawn = BUTTONS.map(([act, words, tip]) => {
     const [doing, shown, why] = act === "lock" && locked ? ["unlock", "Unlock", "Let the system move the pages of this expert again"] : [act, words, tip];
-    return `<button type="button" class="btn low" data-panel="residency" data-do="${doing}" title="${why}" ${able(act) ? "" : "disabled"} ${SUPPRESS}>${shown}</button>`;
+    return `<button type="button" class="btn low" data-panel="residency" data-do="${doing}" data-keep="${act}" title="${why}" ${able(act) ? "" : "disabled"} ${SUPPRESS}>${shown}</button>`;
   });
   const why = !view.live ? "needs Python" : chosen ? "" : "select an expert";
   return `<div class="acts">${drawn.join("")}<span class="q small">${why}</span></div>`;

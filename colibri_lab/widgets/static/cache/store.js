@@ -16,7 +16,7 @@ const timeKey = (setting, layer) => [curveKey(setting, setting.policy), setting.
 
 export class Store {
   constructor(facts) {
-    Object.assign(this, { facts, E: facts.experts, n: facts.tokens, L: facts.layers.length });
+    Object.assign(this, { facts, E: facts.experts, n: facts.layers.length ? facts.tokens : 0, L: facts.layers.length });
     this.curves = new Map();
     this.blocks = new Map(); // the last window of each timeline
     this.panels = {};

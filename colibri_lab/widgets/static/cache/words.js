@@ -39,6 +39,7 @@ function measuredSpeed(view) {
 
 export function sentence(view) {
   const { store, setting } = view;
+  if (!store.L) return "No layer of this model has experts: there is nothing to keep.";
   if (!store.n) return 'Nothing has run yet. Feed the session, then open the lab: <code class="code">session.feed("…"); view = lab.CacheLab(session)</code>';
   const counts = store.counts(store.curve(setting), setting.capacity);
   const bytes = store.bytes(setting);
@@ -63,7 +64,7 @@ function asides(view, part) {
   const best = fastest(store.curve(setting));
   if (best) out.push(best.capacity === setting.capacity ? "No size is faster." : `Fastest here is ${count(best.capacity)} (${speedText(best.speed)}).`);
   const bound = store.counts(store.curve(setting, "belady"), setting.capacity);
-  if (bound && setting.policy !== "belady") out.push(`${setting.prefetch === "none" ? "The best possible policy would miss" : "Belady’s rule with the same prefetch misses"} ${shareText(missShare(mainPart(bound)))}.`);
+  if (bound && setting.policy !== "belady") out.push(`${setting.prefetch === "none" ? "The best possible policy, empty at first, would miss" : "Belady’s rule with the same prefetch misses"} ${shareText(missShare(mainPart(bound)))}.`);
   if (setting.policy === "belady") out.push("It needs the future: a bound, not a choice.");
   const counts = store.counts(store.curve(setting), setting.capacity);
   if (part === counts.decode && counts.prefill.requests) out.push(`Prefill apart: ${shareText(missShare(counts.prefill))} of its ${count(counts.prefill.requests)} requests miss.`);
@@ -85,7 +86,7 @@ export function fastest(curve) {
 // The outcome of the selected request, else what the expert does at that token.
 export function requestSentence(view) {
   const { store, setting, layer, token, expert } = view;
-  if (token === null) return '<span class="q">Nothing is selected.</span>';
+  if (token === null) return '<span class="q">No token is selected.</span>';
   const block = store.timeline(setting, layer, token);
   if (!block) return `<span class="q">${view.live ? "The timeline is being simulated …" : "The timeline of this setting is not here; that needs Python."}</span>`;
   const name = `Token ${count(token)} <span class="tt">${escape(word(block.texts[token - block.start] ?? "", block.ids[token - block.start] ?? -1))}</span>`;
