@@ -305,9 +305,25 @@ def test_pins_prefetches_and_policy_have_counters_of_their_own() -> None:
     told = {name: int(getattr(found, name)[0]) for name in COUNTERS}
     assert told == {
         "requests": 6, "pin_hits": 2, "policy_hits": 0, "prefetch_hits": 1, "late_hits": 2, "misses": 1,
-        "first_uses": 5, "not_kept": 0, "prefetched": 4, "wasted": 1, "bytes_read": 50,
+        "first_uses": 1, "not_kept": 0, "prefetched": 4, "wasted": 1, "bytes_read": 50,
     }  # fmt: skip
     assert found.events(0)["outcome"].tolist() == ["pin", "miss", "late", "prefetch", "pin", "late"]
+
+
+def test_first_uses_are_some_of_the_misses() -> None:
+    """What is there before the first request hits at its first use; what leaves and comes again is no first use."""
+    trace = trace_of([[[e] for e in (0, 1, 2, 0, 3, 1)]], 4)
+    for policy, options, misses, first in [
+        ("lru", {}, 6, 4),
+        ("lru", {"warm": {0: [0, 1]}}, 4, 2),
+        ("lru", {"pin": {0: [0]}}, 4, 3),
+        ("static", {}, 2, 2),
+    ]:
+        found = cache.simulate(trace, policy, 2, **options)
+        assert (found.misses[0], found.first_uses[0]) == (misses, first), (policy, options)
+    for seed in range(50):
+        found = random_case(seed).simulate(POLICIES[seed % 11])
+        assert (found.first_uses <= found.misses).all()
 
 
 def test_a_report_says_what_the_counters_say() -> None:

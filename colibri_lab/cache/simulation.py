@@ -45,7 +45,7 @@ class Counts:
     prefetch_hits: Whole  # the first use of an expert that was fetched ahead and came in time
     late_hits: Whole  # of experts whose fetch was under way when they were needed
     misses: Whole
-    first_uses: Whole  # requests of an expert that was never asked for before
+    first_uses: Whole  # of the misses, those of an expert that was never asked for before
     not_kept: Whole  # misses and late hits that found no room
     prefetched: Whole  # experts fetched ahead, late ones included; what was there already is not fetched
     wasted: Whole  # of these, gone or left over at the end without a use

@@ -15,7 +15,7 @@ _COLUMNS = {  # heading -> field; those of zeros alone are left out, but for the
     "policy": "policy_hits",
     "prefetch": "prefetch_hits",
     "late": "late_hits",
-    "first uses": "first_uses",
+    "first-use misses": "first_uses",
     "not kept": "not_kept",
     "prefetched": "prefetched",
     "wasted": "wasted",

@@ -215,7 +215,7 @@ static void request(cachelab_sim *s, const member *m, bool prefill, cachelab_eve
     int64_t *counts = counts_of(s, m->key, prefill);
     cachelab_outcome outcome = (cachelab_outcome)event->outcome;
     counts[CACHELAB_REQUESTS]++;
-    counts[CACHELAB_FIRST_USES] += !(s->state[m->key] & ASKED_BEFORE);
+    counts[CACHELAB_FIRST_USES] += outcome == CACHELAB_MISS && !(s->state[m->key] & ASKED_BEFORE);
     s->state[m->key] = (uint8_t)((s->state[m->key] | ASKED_BEFORE) & ~(FETCHED | FETCHED_IN_PREFILL));
     if (outcome == CACHELAB_PIN)
         counts[CACHELAB_PIN_HITS]++;

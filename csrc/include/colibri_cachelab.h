@@ -93,6 +93,7 @@ void cachelab_stack_feed(cachelab_stack *stack, const cachelab_piece *piece, int
 
 typedef struct cachelab_sim cachelab_sim;
 
+/* First uses: of the misses, those of a key that was never asked for before. */
 enum { CACHELAB_REQUESTS, CACHELAB_PIN_HITS, CACHELAB_POLICY_HITS, CACHELAB_PREFETCH_HITS, CACHELAB_LATE_HITS, CACHELAB_MISSES,
        CACHELAB_FIRST_USES, CACHELAB_NOT_KEPT, CACHELAB_PREFETCHED, CACHELAB_WASTED, CACHELAB_BYTES_READ, CACHELAB_N_COUNTS };
 

@@ -278,7 +278,7 @@ class Cache:
         for (key, *_), outcome in zip(one.members, outcomes, strict=True):
             self.counts[one.row, one.kind, "requests"] += 1
             self.counts[one.row, one.kind, name.get(outcome, "misses")] += 1
-            self.counts[one.row, one.kind, "first_uses"] += key not in self.seen
+            self.counts[one.row, one.kind, "first_uses"] += outcome == "miss" and key not in self.seen
             self.seen.add(key)
             self.fetched.pop(key, None)
             gone: list[Key] | None = []

@@ -4,7 +4,7 @@ import { slower } from "./curves.js";
 import { fits, title } from "./store.js";
 import { experts, mainPart, missShare, shareText, sizeText, speedText } from "./words.js";
 
-const ROWS = [["requests", "requests"], ["hits", "hits"], ["pin_hits", "of them held for good", "some"], ["prefetch_hits", "of them fetched ahead", "some"], ["late_hits", "of them fetched late", "some"], ["misses", "misses"], ["first_uses", "first uses"], ["not_kept", "of them not kept", "some"], ["prefetched", "fetched ahead", "some"], ["wasted", "of them not needed", "some"]];
+const ROWS = [["requests", "requests"], ["hits", "hits"], ["pin_hits", "of them held for good", "some"], ["prefetch_hits", "of them fetched ahead", "some"], ["late_hits", "of them fetched late", "some"], ["misses", "misses"], ["first_uses", "of them first uses"], ["not_kept", "of them not kept", "some"], ["prefetched", "fetched ahead", "some"], ["wasted", "of them not needed", "some"]];
 
 export function counterTable(view) {
   const { store, setting } = view;
