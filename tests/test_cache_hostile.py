@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +17,9 @@ import colibri_lab as lab
 from colibri_lab import _cachelab, cache
 from colibri_lab.cache import Level, Machine, Tlb, hierarchy, prefetching, requests, simulate_addresses
 from colibri_lab.cache.policies import Policy
-from colibri_lab.errors import ArgumentError
+from colibri_lab.errors import ArgumentError, FileError
 from colibri_lab.testing import synthetic_trace, tiny_model
+from colibri_lab.trace import Trace
 
 TRACE = synthetic_trace(2, 8, 2, 50)
 RAGGED: Any = [[1], [2, 3]]
@@ -143,6 +146,32 @@ def test_a_cache_of_many_experts_is_served_in_short_pieces(monkeypatch: pytest.M
 def test_ids_that_form_no_row_are_refused_before_anything_runs(call: Callable[..., Any], tmp_path: Path) -> None:
     with lab.open(tiny_model(tmp_path)) as model, pytest.raises(ArgumentError):
         call(model, RAGGED)
+
+
+def test_more_experts_than_one_cache_keeps_apart_are_refused() -> None:
+    base = synthetic_trace(17, 2, 1, 1)
+    ids = {name: base[name] for name in base if name.endswith("expert_ids")}
+    huge = Trace(ids, ids=base.ids, texts=base.texts, meta={**base.meta, "num_experts": 1 << 20})
+    for call in (cache.simulate, cache.miss_ratio_curve):
+        with pytest.raises(ArgumentError, match="scope='layer' has one for each"):
+            call(huge, scope="global")
+    with pytest.raises(ArgumentError, match="17 layers of 1048576 experts"):
+        cache.stack_distances(huge, "global")
+
+
+@pytest.mark.parametrize("where", ["opening", "writing"])
+def test_belady_without_a_place_for_a_temporary_file_says_so(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Full(io.BytesIO):
+        write = full
+
+    monkeypatch.setattr(requests, "_IN_MEMORY", 0)
+    monkeypatch.setattr(requests.tempfile, "TemporaryFile", full if where == "opening" else Full)
+    for call in (cache.simulate, cache.miss_ratio_curve):
+        with pytest.raises(FileError, match=r"800 bytes of next uses .* No space left"):
+            call(TRACE, "belady", scope="global")
 
 
 def test_residency_of_no_experts_at_all_changes_nothing_and_says_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Literal
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from colibri_lab.cache._compiled import cachelab
 from colibri_lab.cache.checks import listed
-from colibri_lab.errors import ArgumentError, is_whole
+from colibri_lab.errors import ArgumentError, FileError, is_whole
 from colibri_lab.routing.streaming import expert_ids
 from colibri_lab.trace import Trace
 
@@ -25,6 +25,7 @@ Whole = NDArray[np.int64]
 Ids = NDArray[np.int32]
 
 _STEP = 1 << 14  # tokens counted at a time
+_MOST_KEYS = 1 << 24  # CACHELAB_MAX_KEYS
 _LOOKS = 1 << 27  # keys looked at between two looks for Ctrl-C
 _IN_MEMORY = 1 << 24  # bytes of next uses; more go to a temporary file
 NEVER = np.iinfo(np.int32).max  # a next use that does not come
@@ -37,6 +38,11 @@ def streams(trace: Trace, scope: Scope) -> Iterator[slice]:
     layers = len(trace.moe_layers)
     if scope == "layer":
         yield from (slice(row, row + 1) for row in range(layers))
+    elif layers * trace.num_experts > _MOST_KEYS:
+        raise ArgumentError(
+            f"one cache for {layers} layers of {trace.num_experts} experts has more than {_MOST_KEYS} to keep apart; "
+            "scope='layer' has one for each"
+        )
     elif layers:
         yield slice(0, layers)
 
@@ -137,6 +143,7 @@ class Future:
             found = [cachelab.next_uses(ids[n], passes, last[n], following[n]) for n in range(layers)]
             self._file.seek(start * self._row)
             self._file.write(np.stack(found).tobytes())
+        self._file.flush()  # a full disk is told here, not by the first read
         self.first: Ids = last.reshape(-1)
         """(layers · experts) pass of each expert's first use."""
 
@@ -151,5 +158,16 @@ class Future:
 def future_of(requests: Requests, spans: Sequence[tuple[int, int]]) -> Iterator[Future]:
     """The future of some requests: in memory when it is short, else in a temporary file."""
     layers, _, k = requests.shape
-    with tempfile.TemporaryFile() if requests.tokens * layers * k * 4 > _IN_MEMORY else io.BytesIO() as file:
-        yield Future(requests, spans, file)
+    n_bytes = requests.tokens * layers * k * 4
+    with ExitStack() as files:
+        try:
+            file: IO[bytes] = io.BytesIO()
+            if n_bytes > _IN_MEMORY:
+                file = files.enter_context(tempfile.TemporaryFile())
+            future = Future(requests, spans, file)
+        except OSError as error:
+            raise FileError(
+                f"belady keeps {n_bytes:,} bytes of next uses in a temporary file, and there is no place for them "
+                f"(TMPDIR says where): {error.strerror or error}"
+            ) from error
+        yield future
