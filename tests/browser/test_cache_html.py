@@ -86,6 +86,10 @@ def test_what_the_trace_does_not_tell_is_said(show: Show) -> None:
     page = show(lab.CacheLab(synthetic_trace(layers=6, experts=8, top_k=2, tokens=1)), "one")
     expect(page.locator(".say")).to_contain_text("100 % of requests miss")
     expect(page.locator(".findings")).to_contain_text("first uses")
+    nobody = {path: np.full_like(values, -1) for path, values in arrays.items() if path.endswith("expert_ids")}
+    page = show(lab.CacheLab(Trace(nobody, ids=trace.ids, texts=trace.texts, meta=trace.meta)), "nobody")
+    expect(page.locator(".say")).to_contain_text("nothing is asked for")
+    assert "NaN" not in page.locator(".cache").inner_html()
 
 
 def test_a_huge_trace_is_drawn_in_a_window(show: Show) -> None:

@@ -124,8 +124,7 @@ class CacheView extends BaseView {
 
   settle() {
     this.unsaid = false;
-    this.model.set("setting", this.view.setting);
-    this.model.save_changes();
+    this.told("setting", this.view.setting);
     this.asked = null;
     this.askCurve();
   }
@@ -146,21 +145,26 @@ class CacheView extends BaseView {
   }
 
   choose(wish) {
-    const { view, model } = this;
+    const { view } = this;
     if (!view.store?.n) return;
     const next = { layer: view.layer, token: view.token, expert: view.expert, ...wish };
     if (next.layer === view.layer && next.token === view.token && next.expert === view.expert) return;
     Object.assign(view, next);
-    model.set("selection", next);
-    model.save_changes();
+    this.told("selection", next);
     this.paint();
+  }
+
+  // What was chosen goes to Python too; without a kernel it waits here, for sending would fail.
+  told(name, value) {
+    this.model.set(name, value);
+    if (this.able()) this.model.save_changes();
   }
 
   goMiss(by) {
     const { view, model } = this;
     const { store, setting, layer, token, expert } = view;
     const block = store?.timeline(setting, layer, token);
-    if (!block) return this.tell("The timeline is not here yet.");
+    if (!block) return this.tell(this.able() ? "The timeline is not here yet." : "The timeline of this setting is not here; it needs Python.");
     const { requests } = block;
     const here = requests.findIndex((r) => r.token === token && r.expert === expert);
     const next = requests.findIndex((r) => r.token >= token);

@@ -2,7 +2,7 @@
 import { count, escape } from "../common/format.js";
 import { ring } from "../common/pointers.js";
 import { title } from "./store.js";
-import { mainPart, measuredRuns, missShare, shareText, sizeText, speedText } from "./words.js";
+import { experts, mainPart, measuredRuns, missShare, shareText, sizeText, speedText } from "./words.js";
 
 const LEFT = 62;
 const RIGHT = 134;
@@ -55,8 +55,10 @@ function chance(view, { x, least, most, end }, y, top) {
   const from = blind(view, least) > top ? most * (1 - top) : least; // where it enters the picture
   const places = [0.45, 0.25, 0.65].map((part) => least + part * (most - least)); // of the words, not under the handle
   const here = x(view.setting.capacity);
-  const at = places.find((c) => c >= from && (here < x(c) - 14 || here > x(c) + 150) && x(c) + 140 < end) ?? places[0];
-  return `<path d="M${x(from)} ${y(blind(view, from))}L${x(most)} ${y(blind(view, most))}" stroke="var(--line2)" stroke-dasharray="1 3"/><text class="halo" x="${x(at) + 4}" y="${y(blind(view, at)) - 4}">uniform traffic, 1 − C/E</text>`;
+  const fits = (c) => c >= from && x(c) + 140 < end;
+  const at = places.find((c) => fits(c) && (here < x(c) - 14 || here > x(c) + 150)) ?? places.find(fits);
+  const words = at === undefined ? "" : `<text class="halo" x="${x(at) + 4}" y="${y(blind(view, at)) - 4}">uniform traffic, 1 − C/E</text>`;
+  return `<path d="M${x(from)} ${y(blind(view, from))}L${x(most)} ${y(blind(view, most))}" stroke="var(--line2)" stroke-dasharray="1 3"/>${words}`;
 }
 
 const MARKERS = {
@@ -74,6 +76,7 @@ function line(view, { x, capacities }, curve, shares, y, chosen) {
   const points = curve.capacities.map((c, i) => [x(c), y(shares[i])]).filter(([, at]) => Number.isFinite(at));
   const every = Math.max(1, Math.ceil(14 / Math.max(1, (x(capacities.at(-1)) - x(capacities[0])) / Math.max(1, capacities.length - 1))));
   const ink = chosen ? "var(--ink)" : "var(--line2)";
+  if (!points.length) return "";
   return `<path d="M${points.map((p) => p.join(" ")).join("L")}" ${stroke(curve.policy, chosen)}/>${points.filter((_, i) => i % every === 0).map(([px, py]) => marker(curve.policy, px, py, ink)).join("")}`;
 }
 
@@ -88,7 +91,7 @@ function legend(view, layout, curves) {
   });
   const y = 22 + curves.length * 20;
   const words = setting.scope === "layer" ? `${count(setting.capacity)} per layer` : `${count(setting.capacity)} in all`;
-  return rows.join("") + (narrow ? "" : `<text x="${end + 14}" y="${y + 4}">share of requests that</text><text x="${end + 14}" y="${y + 18}">miss, at ${words}</text>`);
+  return rows.join("") + (narrow ? "" : `<text x="${end + 14}" y="${y + 4}">share of requests</text><text x="${end + 14}" y="${y + 18}">that miss, at</text><text x="${end + 14}" y="${y + 32}">${words}</text>`);
 }
 
 // ---- speed ----
@@ -174,5 +177,5 @@ export function capacityText({ store, setting }) {
   const counts = store.counts(store.curve(setting), setting.capacity);
   const bytes = store.bytes(setting);
   const miss = counts ? `, ${shareText(missShare(mainPart(counts)))} miss` : "";
-  return `${count(setting.capacity)} experts${bytes === null ? "" : `, ${sizeText(bytes)}`}${miss}`;
+  return `${experts(setting.capacity)}${bytes === null ? "" : `, ${sizeText(bytes)}`}${miss}`;
 }

@@ -11,8 +11,8 @@ export function sizeText(bytes) {
   return `${value < 9.95 && unit ? value.toFixed(1) : count(Math.round(value))} ${UNITS[unit]}`;
 }
 
-// A share in percent, with a decimal where it is small.
-export const shareText = (share) => percent(share, share > 0 && share < 0.095 ? 1 : 0);
+// A share in percent, with a decimal where it is small; a dash where nobody asked.
+export const shareText = (share) => Number.isNaN(share) ? "–" : percent(share, share > 0 && share < 0.095 ? 1 : 0);
 export const speedText = (speed) => (speed < 9.95 ? fixed(speed, 2) : speed < 999.5 ? fixed(speed, 1) : count(Math.round(speed)));
 export const missShare = ({ requests, misses }) => (requests ? misses / requests : NaN);
 export const experts = (n) => plural(n, "expert");
@@ -44,7 +44,7 @@ export function sentence(view) {
   const counts = store.counts(store.curve(setting), setting.capacity);
   const bytes = store.bytes(setting);
   const where = setting.scope === "layer" ? "per layer" : "for all layers";
-  const name = `${escape(title(setting.policy))} with <b>${count(setting.capacity)}</b> experts ${where}${bytes === null ? "" : ` (${sizeText(bytes)})`}`;
+  const name = `${escape(title(setting.policy))} with <b>${count(setting.capacity)}</b> ${setting.capacity === 1 ? "expert" : "experts"} ${where}${bytes === null ? "" : ` (${sizeText(bytes)})`}`;
   if (!counts) return `${name} <span class="q">is being simulated …</span>`;
   const part = mainPart(counts);
   if (!part.requests) return `${name}: nothing is asked for, every slot of the trace is without an expert.`;
