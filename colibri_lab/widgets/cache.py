@@ -11,8 +11,8 @@ from typing import Any
 import anywidget
 import traitlets
 
-from colibri_lab.cache import Machine
-from colibri_lab.errors import ArgumentError, ColibriError
+from colibri_lab.cache import POLICIES, Machine
+from colibri_lab.errors import ArgumentError, ColibriError, FileError
 from colibri_lab.trace import Trace, trace_of
 from colibri_lab.widgets import _cell
 from colibri_lab.widgets._modules import join_modules, style_sheet
@@ -27,12 +27,6 @@ __all__ = ["CacheLab"]
 
 _SHOWN = ("lru", "lfu", "fifo", "arc", "static", "belady")  # policies with a button; a saved page has their curves
 _PAGE_BYTES, _PAGE_WORK = 3_000_000, 1_000_000  # timelines of a saved page; tokens × layers × capacities of its curves
-_RECIPE = """import colibri_lab as lab
-
-view = lab.CacheLab(trace)  # the session or trace that you looked at
-"""
-
-
 class CacheLab(Working, anywidget.AnyWidget):
     """Shows what a cache of experts would do for the tokens of `x`: a session, a trace, the path of one, or a real run
     with a budget (`lab.cache.live`), whose measured speed stands beside the predicted one.
@@ -57,6 +51,8 @@ class CacheLab(Working, anywidget.AnyWidget):
     _status = traitlets.Dict(default_value=dict(IDLE)).tag(sync=True)
     _in_cell = traitlets.Bool(False).tag(sync=True)
 
+    _data: CacheData | None = None
+
     def __init__(
         self,
         x: Any,
@@ -73,7 +69,6 @@ class CacheLab(Working, anywidget.AnyWidget):
     ) -> None:
         self._work = threading.Lock()
         self._stop = threading.Event()
-        self._data: CacheData | None = None
         self._data = data = _shown(x, machine, runs, expert_bytes, profile)
         self._panels: Panels | None = Panels(data)
         wish = {"policy": policy, "capacity": capacity, "scope": scope, "passes": passes, "prefetch": prefetch}
@@ -96,11 +91,23 @@ class CacheLab(Working, anywidget.AnyWidget):
         return self._shown.simulate(self.setting)
 
     @property
+    def expert_bytes(self) -> Any:
+        """Bytes of an expert, one for all or (Lm, E); None where they are not known."""
+        return self._shown.sizes
+
+    @property
+    def profile(self) -> Any:
+        """The trace whose busiest experts the static policy holds; None: this trace itself."""
+        return self._shown.profile
+
+    @property
     def code(self) -> str:
-        """The setting as one line of Python, for a view named `view`."""
+        """The setting as one line of Python, for a view named `view`; "Copy as code" adds report and machine."""
         where = self.setting
         words = [f'policy="{where["policy"]}"', f"capacity={where['capacity']}", f'scope="{where["scope"]}"']
         words += ['passes="trace"'] if where["passes"] == "trace" else []
+        words += ["expert_bytes=view.expert_bytes"] if self.expert_bytes is not None else []
+        words += ["profile=view.profile"] if where["policy"] == "static" and self.profile is not None else []
         if where["prefetch"] == "look-ahead":
             words.append("prefetch=lab.cache.look_ahead(view.trace)")
         elif where["prefetch"] != "none":
@@ -148,7 +155,7 @@ class CacheLab(Working, anywidget.AnyWidget):
             return  # closed while the message was on its way
         kind = request.get("kind")
         if kind == "ready":
-            self._post(({"kind": "head", "facts": {**self._data.facts(), "recipe": _RECIPE}}, []))
+            self._post(({"kind": "head", "facts": self._facts()}, []))
             if self.trace.n_tokens and self._data.is_quick(self.setting):  # else the browser asks, and a thread answers
                 self._post(self._curve(self.setting["policy"]))
             self._send_timeline()
@@ -197,6 +204,14 @@ class CacheLab(Working, anywidget.AnyWidget):
                 return
         self._send_timeline()
 
+    def _facts(self) -> dict[str, Any]:
+        """What the browser is told first, with what "Copy as code" puts before and after the line of code."""
+        data, after = self._shown, "print(simulation.report())"
+        if data.machine is not None and data.sizes is not None:
+            after += f"\nmachine = lab.cache.{data.machine!r}"
+            after += f"\nprint(lab.cache.predict(simulation, machine, resident_bytes={data.other_bytes}))"
+        return {**data.facts(), "recipe": ["import colibri_lab as lab\n\nsimulation = ", f"\n{after}\n"]}
+
     def _curve(self, policy: str) -> Message:
         return {"kind": "curve", **self._shown.curve(self.setting, policy)}, []
 
@@ -234,7 +249,7 @@ class CacheLab(Working, anywidget.AnyWidget):
 
     def _page(self) -> str:
         data, where = self._shown, self.selection
-        messages: list[Message] = [({"kind": "head", "facts": {**data.facts(), "recipe": _RECIPE}}, [])]
+        messages: list[Message] = [({"kind": "head", "facts": self._facts()}, [])]
         if data.trace.n_tokens:
             messages += self._page_curves()
             messages += self._page_timelines() if where["layer"] is not None else []
@@ -250,7 +265,7 @@ class CacheLab(Working, anywidget.AnyWidget):
         return [
             ({"kind": "curve", **data.curve(setting, policy)}, [])
             for setting in ((here, other) if little else (here,))
-            for policy in dict.fromkeys((here["policy"], *_SHOWN))
+            for policy in dict.fromkeys((here["policy"], *_SHOWN, *(POLICIES if little and setting is here else ())))
             if policy != "static" or here["prefetch"] == "none"
         ]
 
@@ -289,7 +304,8 @@ class CacheLab(Working, anywidget.AnyWidget):
 
     def close(self) -> None:
         """Ends the view and lets go of the trace."""
-        self.stop()
+        if self._data is not None:  # else it was refused when it was made, or is closed
+            self.stop()
         self._data = self._panels = None
         self.on_msg(self._on_message, remove=True)
         super().close()
@@ -298,7 +314,8 @@ class CacheLab(Working, anywidget.AnyWidget):
 def _check(machine: Any, runs: Any, profile: Any) -> None:
     """Raises ArgumentError for what is no machine, no real runs, or no trace to profile."""
     if machine is not None and not isinstance(machine, Machine):
-        raise ArgumentError(f"machine is a lab.cache.Machine, not {type(machine).__name__}")
+        makes = "lab.cache.measure_machine(model) makes one"
+        raise ArgumentError(f"machine is a lab.cache.Machine, not {type(machine).__name__}; {makes}")
     if not isinstance(runs, Sequence) or not all(hasattr(run, "tokens_per_s") for run in runs):
         raise ArgumentError("runs is a list of real runs, each made by lab.cache.live")
     if profile is not None:
@@ -310,13 +327,17 @@ def _shown(x: Any, machine: Any, runs: Sequence[Any], sizes: Any, profile: Any) 
     if isinstance(x, str | PathLike):
         import colibri_lab
 
+        if Path(x).is_dir():
+            opened = f'lab.CacheLab(lab.open("{x}").session(capture="routing"))'
+            raise FileError(f"'{x}' is a folder, not a recording; a checkpoint is opened first: {opened}")
         x = colibri_lab.load_trace(x)
     elif hasattr(x, "tokens_per_s") and hasattr(x, "simulation"):  # a real run
         machine, runs, x = machine or x.machine, [x, *runs], x.trace
     elif hasattr(x, "tape") and hasattr(x, "feed"):
         session = x
     elif not isinstance(x, Trace):
-        hint = "; make a session of it: model.session()" if callable(getattr(x, "session", None)) else ""
+        opened = callable(getattr(x, "session", None))
+        hint = '; make a session of it: model.session(capture="routing")' if opened else ""
         raise ArgumentError(f"CacheLab takes a session, a trace, its path or a real run, not {type(x).__name__}{hint}")
     trace = trace_of(x)
     _check(machine, runs, profile)

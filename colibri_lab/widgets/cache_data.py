@@ -147,7 +147,7 @@ class CacheData:
 
     def is_quick(self, setting: Mapping[str, Any]) -> bool:
         """Whether a curve takes no noticeable time."""
-        return self.is_planned(setting) and self.requests * _STEPS[0] < _WORK // 4
+        return self.is_planned(setting) and self.compares_all
 
     def is_planned(self, setting: Mapping[str, Any]) -> bool:
         """Whether it is known what is fetched ahead; only a look-ahead, which runs the model, takes long to know."""
@@ -225,7 +225,8 @@ class CacheData:
             "expert_bytes": self.mean_bytes, "holes": self.places.holes,
             "longest_pass": int(lengths.max(initial=0)), "decode_tokens": int((lengths == 1).sum()),
             "own_profile": self.profile is None, "margins": self.places.recorded,
-            "machine": None if self.machine is None else str(self.machine.source),
+            "machine": self._machine_facts(), "imported": self.is_imported, "compares_all": self.compares_all,
+            "not_finite": self.places.not_finite,
             "measured": [_measured(run) for run in self.runs],
         }  # fmt: skip
 
@@ -233,11 +234,31 @@ class CacheData:
         """Which run, in one line."""
         trace = self.trace
         name = str(trace.meta.get("model_name") or trace.meta.get("producer", ""))
-        words = ["bundled model" if name == "tiny-colibri" else name]
+        bundled = "bundled model" if name == "tiny-colibri" else name
+        changed = "replaced" in str(trace.meta.get("model_identity", ""))
+        words = [f"{bundled}, some weights replaced" if changed else bundled]
         tokens, layers = trace.n_tokens, len(trace.moe_layers)
         words.append(f"{tokens:,} token{'s' * (tokens != 1)}")
         words.append(f"{layers} MoE layer{'s' * (layers != 1)} × {trace.num_experts} experts, top-{trace.top_k}")
         return " · ".join(word for word in words if word)
+
+    def _machine_facts(self) -> dict[str, Any] | None:
+        """What a prediction rests on."""
+        machine = self.machine
+        if machine is None:
+            return None
+        limited = machine.memory_bytes is not None
+        return {"source": str(machine.source), "overlap": float(machine.overlap), "limited": limited}
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the recording comes from elsewhere and tells nothing of passes: the whole of it counts as one."""
+        return "source" in self.trace.meta and len(self._passes) == 1
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether every policy gets a curve, not those alone that are drawn."""
+        return self.requests * _STEPS[0] < _WORK // 4
 
     @cached_property
     def other_bytes(self) -> int | None:

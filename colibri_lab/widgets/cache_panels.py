@@ -41,6 +41,10 @@ _LISTED = 60  # keys that are named
 _TOKENS = 64  # of the prompt that a profile runs, at most
 _NO_MODEL = "This is a recording: the model that made it is not open here. lab.CacheLab(session) shows more."
 _NO_KEYS = "This is a recording: it holds no cached keys. lab.CacheLab(session) shows more."
+_NO_SESSION = (
+    "The model is open, but this view was made without a session, and only a session has cached keys: "
+    "session = view.trace.model.session(); session.feed(view.trace.ids); lab.CacheLab(session)."
+)
 _MOVED_ON = "The session holds other tokens now than this view shows; a new view shows them: lab.CacheLab(session)."
 _NOT_READ = "Which keys this query uses shows when the tokens have run once more, in a session of its own."
 
@@ -130,6 +134,9 @@ class Panels:
 
     # ---- keys and values ----
 
+    def _why_no_keys(self) -> str:
+        return _NO_KEYS if self._model is None else _NO_SESSION
+
     def _moved_on(self) -> bool:
         """Whether the session was reset or rewound since: its keys are of other tokens."""
         ids = self.data.trace.ids
@@ -147,7 +154,7 @@ class Panels:
         layer, token = selection["layer"], selection["token"]
         if session is None or token is None:
             nothing = "No token is selected." if trace.n_tokens else "Nothing has run yet: no key is cached."
-            return {"reason": _NO_KEYS if session is None else nothing}, {}
+            return {"reason": self._why_no_keys() if session is None else nothing}, {}
         if self._moved_on():
             return {"reason": _MOVED_ON}, {}
         try:
@@ -160,7 +167,7 @@ class Panels:
 
     def _read_keys(self, selection: Mapping[str, Any], progress: Any) -> None:
         if self.data.session is None or selection["token"] is None:
-            raise ArgumentError(_NO_KEYS)
+            raise ArgumentError(self._why_no_keys())
         if self._moved_on():
             raise ArgumentError(_MOVED_ON)
         self._cached().weights(selection["layer"], selection["token"], progress=progress)

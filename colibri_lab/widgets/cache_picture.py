@@ -37,6 +37,9 @@ def cache_text(data: CacheData, setting: Setting, selection: Mapping[str, Any]) 
     if not data.trace.n_tokens:
         return f"{first}\nno token yet: nothing has run"
     lines = [first, _sentence(data, setting)]
+    if data.places.not_finite:
+        tokens = f"{data.places.not_finite:,} of {data.trace.n_tokens:,} tokens"
+        lines.append(f"{tokens} have router logits that are not finite")
     lines += [_request(data, setting, selection)] if selection["token"] is not None else []
     return "\n".join(lines)
 
@@ -77,7 +80,7 @@ def _sentence(data: CacheData, setting: Setting) -> str:
     if counts["speed"] is not None:
         said.append(f"{counts['speed']:,.1f} tokens/s predicted")
     bound = _percent(_share(data, {**setting, "policy": "belady"}))
-    best = "best possible, empty at first" if setting["prefetch"] == "none" else "Belady with the same prefetch"
+    best = "best that fetches on demand" if setting["prefetch"] == "none" else "Belady with the same prefetch"
     return (
         f"{_name(setting['policy'])} with {setting['capacity']:,} experts {where}{size}: {', '.join(said)}   "
         f"{best}: {bound} miss"

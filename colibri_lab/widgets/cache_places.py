@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from colibri_lab.trace import Trace
 __all__ = ["Places"]
 
 _NUMBERS = {"router_logits": "logit", "scores": "score"}  # what ranks experts
+_ROWS = 1 << 14  # tokens looked at together
 _NEAR = 0.9  # of the last chosen one's weight
 
 
@@ -52,6 +54,17 @@ class Places:
     def holes(self) -> int:
         """Slots without an expert in all layers: not used, or not recorded."""
         return sum(int((expert_ids(self.trace, layer) < 0).sum()) for layer in self.trace.moe_layers)
+
+    @cached_property
+    def not_finite(self) -> int:
+        """Tokens with a router logit that is no finite number, in some layer."""
+        found = np.zeros(self.trace.n_tokens, bool)
+        for layer in self.trace.moe_layers:
+            logits = self.trace.get(f"layers.{layer}.moe.router_logits")
+            for start in range(0, 0 if logits is None else len(found), _ROWS):
+                rows = slice(start, start + _ROWS)
+                found[rows] |= ~np.isfinite(np.asarray(logits[rows], np.float32)).all(axis=1)
+        return int(found.sum())
 
     def runners_up(
         self, layer: int, start: int, stop: int

@@ -16,6 +16,7 @@ LETTERS = {
 
 _NAMES = {"expert": "experts", "shared": "shared expert", "mlp": "dense layers"}
 _LIMIT = {"read": "read limit", "compute": "FMA limit"}
+_DOES = {"read": "reading", "compute": "multiply-adds"}
 _ROWS = {
     "seconds": "time", "bytes": "bytes touched", "faults": "page faults, first run",
     "cycles": "cycles", "instructions": "instructions",
@@ -23,7 +24,7 @@ _ROWS = {
 }  # fmt: skip
 """Columns of the profile's table that are shown, and their names."""
 
-_FAR = 0.5  # of the limit that binds; below it something else costs most of the time
+_FAR = 0.5  # of the nearest limit; below it something else costs most of the time
 
 
 def profile_facts(profile: Any) -> dict[str, Any]:
@@ -57,7 +58,9 @@ def profile_facts(profile: Any) -> dict[str, Any]:
         "unplaced": unplaced,
         "slowest": max(decode, key=lambda point: float(point["seconds"]))["stage"] if decode else "",
         "limits": {"read": float(limits.read_bytes_per_s), "flops": float(limits.flops_per_s)},
-        "remark": f"{_count(profile.tokens, 'token')}, {_count(profile.threads, 'thread')}, measured here",
+        "remark": (
+            f"{_count(profile.tokens, 'token')}, {_count(profile.threads, 'thread')}, measured in a plain session"
+        ),
         "words": stage_words(points, unplaced, limits),
         "counters": _counters(profile),
     }
@@ -77,11 +80,13 @@ def stage_words(points: list[dict[str, Any]], unplaced: list[dict[str, Any]], li
             out.append(f"{words}, which does no arithmetic.")
             continue
         bound, share = slowest["bound"], slowest["share"]
+        if share < _FAR:
+            nearest = f"the nearest limit is {_DOES[bound]} ({rates[bound]}), at **{100 * share:.0f} %**"
+            out.append(f"{words}; {nearest}: something else costs most of its time.")
+            continue
         words += f", at **{100 * share:.0f} %** of the {_LIMIT[bound]} ({rates[bound]}), the one that binds."
         if share > 1:
             words += " Memory gives no more than that limit, so part of it comes from the processor's caches."
-        elif share < _FAR:
-            words += " It is far from both limits: something else costs most of its time."
         out.append(words)
     experts = {point["phase"]: point for point in points if point["letter"] == "E"}
     if len(experts) == 2:

@@ -90,7 +90,9 @@ def test_the_capacity_is_dragged_by_mouse_and_by_keys(lab: Any, view: Any) -> No
         expect(slider).to_have_attribute("aria-valuenow", str(capacity))
     lab.page.keyboard.press("p")
     expect(view).to_have_attribute("data-setting", "lfu 8 layer")
-    lab.page.keyboard.press("PageUp")
+    for key, capacity in [("PageDown", 2), ("PageUp", 8), ("PageDown", 2)]:
+        lab.page.keyboard.press(key)
+        expect(slider).to_have_attribute("aria-valuenow", str(capacity))
     check(lab, view, 2)
     lab.python("view.setting = dict(policy='lru', capacity=4)")
     check(lab, view, 4)
@@ -143,6 +145,10 @@ def test_the_printed_code_runs(lab: Any, view: Any) -> None:
     code = lab.page.evaluate("() => navigator.clipboard.readText()")
     misses = lab.python(f"print({code}.misses.sum())")
     assert int(misses) == counters(view)["misses"]
+    view.get_by_role("button", name="Copy as code").click()
+    expect(view.locator(".copied")).to_have_text("Copied.")
+    program = lab.page.evaluate("() => navigator.clipboard.readText()")
+    assert lab.python(program) == lab.python("print(view.simulation.report())")
 
 
 def test_prefetch_and_scope_are_simulated_too(lab: Any, view: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import colibri_lab as lab
-from colibri_lab.errors import ArgumentError, ColibriError
+from colibri_lab.errors import ArgumentError, ColibriError, FileError
 from colibri_lab.testing import synthetic_trace
 from colibri_lab.trace import Trace
 from colibri_lab.widgets.cache import CacheLab
@@ -46,7 +46,7 @@ def test_it_takes_a_session_a_trace_or_a_path(trace: Trace, tmp_path: Path) -> N
     view = lab.CacheLab(session, policy="fifo", scope="global", capacity=20)
     assert view.trace.ids == session.ids and view.simulation.policy == "fifo" and view.simulation.capacity == 20
     assert "look-ahead" in view._shown.prefetches
-    with pytest.raises(ArgumentError, match="not Model; make a session of it"):
+    with pytest.raises(ArgumentError, match=r"not Model; make a session of it: model\.session"):
         lab.CacheLab(session.model)
     with pytest.raises(ArgumentError, match="not int"):
         lab.CacheLab(3)
@@ -62,6 +62,62 @@ def test_the_code_makes_the_same_simulation(view: CacheLab, change: dict[str, An
     again = eval(view.code, {"lab": lab, "view": view})
     assert again.hits.tolist() == view.simulation.hits.tolist()
     assert again.misses.tolist() == view.simulation.misses.tolist()
+
+
+def test_what_is_copied_as_code_runs_beside_the_view(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Report and predicted speed are those of the view, with sizes, profile and machine."""
+    machine = lab.cache.Machine(2e9, 0.001, overlap=0.5, memory_bytes=10**9, source="a \"quoted\" one")
+    profile = synthetic_trace(layers=3, experts=8, top_k=2, tokens=9, seed=5)
+    view = lab.CacheLab(trace, policy="static", capacity=4, machine=machine, expert_bytes=1000, profile=profile)
+    before, after = sent_head(view)["recipe"]
+    exec(f"{before}{view.code}{after}", {"view": view})
+    speed = lab.cache.predict(view.simulation, machine)
+    assert capsys.readouterr().out == f"{view.simulation.report()}\n{speed}\n"
+
+
+def sent_head(view: CacheLab) -> dict[str, Any]:
+    """The facts that the browser is told first."""
+    out = sent(view)
+    view.handle({"kind": "ready"})
+    facts: dict[str, Any] = out[0]["facts"]
+    return facts
+
+
+def test_replaced_weights_and_logits_that_are_not_finite_are_told() -> None:
+    """The title of a sick copy says so; tokens are counted whose router logits are no numbers in some layer."""
+    session = lab.exercises.patient(1).session(capture="routing")
+    session.feed("The fox counts the eggs in her nest. She writes a function: def total(eggs): return sum(eggs)")
+    view = lab.CacheLab(session)
+    facts, found = sent_head(view), np.zeros(len(session.ids), bool)
+    for layer in view.trace.moe_layers:
+        found |= ~np.isfinite(view.trace[f"layers.{layer}.moe.router_logits"]).all(axis=1)
+    assert facts["title"].startswith("bundled model, some weights replaced · ")
+    assert found.any() and facts["not_finite"] == int(found.sum())
+    assert "router logits that are not finite" in view._repr_mimebundle_()["text/plain"]
+
+
+def test_a_recording_from_elsewhere_is_not_said_to_have_passes(trace: Trace) -> None:
+    """Its tokens are served one by one, and the browser hears that no passes are known."""
+    meta = {**trace.meta, "source": "routes.csv", "passes": [[0, 40]]}
+    arrays = {path: trace[path] for path in trace if path.endswith("expert_ids")}
+    view = lab.CacheLab(Trace(arrays, ids=[-1] * 40, texts=[], meta=meta))
+    assert sent_head(view)["imported"] and view.setting["passes"] == "each"
+    assert view._repr_mimebundle_()["text/plain"]
+
+
+def test_a_view_that_was_refused_is_forgotten_quietly(tmp_path: Path) -> None:
+    """In one sentence that names what to do, and nothing is raised when the half-made widget goes away."""
+    model = lab.open()
+    session = model.session(capture="routing")
+    for given, options, words in (
+        (model, {}, r"make a session of it: model\.session"),
+        (session, {"machine": "fast"}, r"measure_machine\(model\) makes one"),
+        (tmp_path, {}, r"a checkpoint is opened first: lab\.CacheLab\(lab\.open"),
+        (session, {"cap": 3}, "unexpected keyword"),
+    ):
+        with pytest.raises((ArgumentError, FileError, TypeError), match=words):
+            lab.CacheLab(given, **options)
+        gc.collect()  # what is raised in __del__ fails the test, as every warning does
 
 
 def test_setting_and_selection_are_readable_and_settable(view: CacheLab) -> None:
@@ -170,7 +226,8 @@ def test_a_real_run_stands_beside_the_simulation(trace: Trace) -> None:
     assert facts["measured"] == [
         {"policy": "lru", "capacity": 3, "scope": "layer", "speed": 12.5, "misses": 12, "requests": 30}
     ]
-    assert facts["machine"] == "given by hand" and view._shown.curve(view.setting, "lru")["capacities"][0] == 2
+    assert facts["machine"]["source"] == "given by hand"
+    assert view._shown.curve(view.setting, "lru")["capacities"][0] == 2
 
 
 def test_a_saved_page_holds_curves_and_timelines(view: CacheLab, tmp_path: Path) -> None:

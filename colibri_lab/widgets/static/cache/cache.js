@@ -17,7 +17,7 @@ import { stageSay } from "./stage_words.js";
 import { Store } from "./store.js";
 import { hitTimeline, layoutTimeline, timelineKey, timelineLabel, timelinePicture, timelineRemark } from "./timeline.js";
 import { twinTables } from "./twins.js";
-import { requestSentence, sentence } from "./words.js";
+import { requestSentence, sentence, speedNote } from "./words.js";
 
 const REST = 250; // ms of rest before the tables for screen readers are filled
 const SETTLED = 120; // ms of rest before a dragged capacity is told to Python
@@ -226,6 +226,7 @@ class CacheView extends BaseView {
   clicked(event) {
     const near = (name) => event.target.closest(`[data-${name}]`)?.dataset;
     const { target } = event;
+    if (near("act")?.act === "recipe") return this.copyRecipe();
     if (near("act")) return this.pressCommon(near("act").act);
     if (near("set")) return this.set({ [near("set").set]: near("set").value });
     if (near("do")) return this.parts.actions.stop.hidden ? this.model.send({ kind: "panel", name: near("do").panel, act: near("do").do }) : this.tell("Something runs already; Esc stops it.");
@@ -235,6 +236,12 @@ class CacheView extends BaseView {
     const hit = hitTimeline(this.view, this.timeLayout, event.clientX - box.left, event.clientY - box.top);
     if (hit?.strip !== undefined) this.choose({ token: hit.strip });
     else if (hit) this.choose(hit);
+  }
+
+  // The line of code with what makes it a program beside the view.
+  copyRecipe() {
+    const [before, after] = this.view.store?.facts.recipe ?? ["", ""];
+    this.copy(`${before}${this.parts.code.textContent}${after}`);
   }
 
   // A place of a panel's picture, by pointer or, with `steps` to the right and down, by key.
@@ -274,7 +281,7 @@ class CacheView extends BaseView {
       this.paintTimeline();
       for (const { name, of = name, html } of PANELS) patch(parts.places[name], html(view.store.panels[of] ?? null, view, this.widths[name]));
     }
-    parts.code.textContent = codeOf(view.setting);
+    parts.code.textContent = codeOf(view);
     clearTimeout(this.resting);
     this.resting = setTimeout(() => patch(parts.twins, twinTables(view)), REST);
     this.showState();
@@ -303,6 +310,7 @@ class CacheView extends BaseView {
     const layout = (this.curveLayout = layoutCurves(view, this.curveWidth));
     patch(parts.curves, curvePicture(view, layout));
     for (const [name, value] of [["valuemin", layout.least], ["valuemax", layout.most], ["valuenow", view.setting.capacity], ["valuetext", capacityText(view)]]) parts.curves.setAttribute(`aria-${name}`, value);
+    patch(parts.speednote, speedNote(view));
     parts.countersremark.textContent = countersRemark(view);
     patch(parts.countertable, counterTable(view));
     patch(parts.findings, findings(view));
@@ -336,9 +344,10 @@ const order = (setting) => Object.entries(setting).sort(([a], [b]) => (a < b ? -
 
 const layerMenu = ({ store, layer }) => (store.L < 2 ? "" : `<label>Layer <select class="layer" ${SUPPRESS}>${store.facts.layers.map((l) => `<option value="${l}"${l === layer ? " selected" : ""}>${l}</option>`).join("")}</select></label>`);
 
-function codeOf({ policy, capacity, scope, passes, prefetch }) {
+function codeOf({ setting: { policy, capacity, scope, passes, prefetch }, store: { facts } }) {
+  const known = [...(facts.expert_bytes === null ? [] : ["expert_bytes=view.expert_bytes"]), ...(policy === "static" && !facts.own_profile ? ["profile=view.profile"] : [])];
   const ahead = prefetch === "none" ? [] : [prefetch === "look-ahead" ? "prefetch=lab.cache.look_ahead(view.trace)" : `prefetch=lab.cache.plan(view.trace, "${prefetch}")`];
-  const words = [`policy="${policy}"`, `capacity=${capacity}`, `scope="${scope}"`, ...(passes === "trace" ? ['passes="trace"'] : []), ...ahead];
+  const words = [`policy="${policy}"`, `capacity=${capacity}`, `scope="${scope}"`, ...(passes === "trace" ? ['passes="trace"'] : []), ...known, ...ahead];
   return `lab.cache.simulate(view.trace, ${words.join(", ")})`;
 }
 

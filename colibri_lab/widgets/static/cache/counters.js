@@ -37,20 +37,28 @@ export function findings(view) {
   const at = (policy) => store.counts(store.curve(setting, policy), setting.capacity);
   const mine = at(setting.policy);
   if (!mine || !mainPart(mine).requests) return "";
+  const ruined = notFinite(store);
   const out = [firsts(setting, mainPart(mine)), falling(store, setting), fixedSet(view, at("static"), at("belady"), at("lru")), blind(store, setting, at("lru")), never(store, setting), rises(store, setting, store.curve(setting)), choice(store, setting)];
-  return out.filter(Boolean).slice(0, 3).map((words) => `<li>${words}</li>`).join("");
+  return ruined + out.filter(Boolean).slice(0, 3).map((words) => `<li>${words}</li>`).join("");
+}
+
+// Above all others, for it makes them doubtful; with the mark that stands for NaN in every view.
+function notFinite({ facts, n }) {
+  return facts.not_finite ? `<li class="ruined"><span class="nanmark" aria-hidden="true">×</span> ${count(facts.not_finite)} of ${count(n)} tokens have router logits that are not finite: where they are NaN, the rule for ties chose the experts, and what is requested means nothing. lab.NanTracer says why.</li>` : "";
 }
 
 // Most misses are first uses: no cache that waits for requests avoids them.
-function firsts({ policy, prefetch }, { misses, first_uses: first }) {
+function firsts({ policy, prefetch }, { requests, misses, first_uses: first }) {
+  if (policy !== "static" && prefetch === "none" && first === requests) return "Each expert is asked for once and no more, so neither the size nor the policy of a cache that starts empty matters.";
   return policy !== "static" && prefetch === "none" && misses && first / misses > 0.5 ? `${count(first)} of ${count(misses)} misses are first uses, which no cache that starts empty avoids, however large.` : "";
 }
 
 function falling(store, setting) {
   const curve = store.curve(setting);
   const from = slower(curve);
-  if (from === null) return "";
+  if (from === null || !store.facts.machine?.limited) return "";
   const misses = (i) => mainPart(store.counts(curve, curve.capacities[i])).misses;
+  if (misses(curve.capacities.length - 1) > misses(from)) return ""; // then it is the misses that slow it down
   const still = misses(curve.capacities.length - 1) < misses(from) ? "misses still fall, but predicted speed falls too" : "predicted speed falls";
   return `Beyond ${experts(curve.capacities[from])}, ${still}, to ${speedText(curve.speed.at(-1))} tokens/s: cache and other weights no longer fit in memory together.`;
 }
@@ -63,7 +71,7 @@ function fixedSet({ store }, fixed, bound, lru) {
   const name = own ? "A fixed set, chosen from this very text," : "A fixed set, chosen by profile,";
   const caution = own ? " Choose it from another text before you trust it." : "";
   if (f < l && f < b - 0.03) return `${name} misses ${shareText(f)}, for it is there from the start; the best that starts empty misses ${shareText(b)}.${caution}`;
-  if (f < l && f <= b + 0.03) return `${name} misses about as little as the bound (${shareText(f)} against ${shareText(b)}).${caution}`;
+  if (f < l && f <= b + 0.03) return `${name} misses about as little as the best that starts empty (${shareText(f)} against ${shareText(b)}).${caution}`;
   if (f > l + 0.03) return `${name} misses ${shareText(f)}, LRU ${shareText(l)}: ${own ? "what is needed changes along the text" : "this text needs others than the profile does, or others as it goes on"}.`;
   return "";
 }
@@ -91,14 +99,22 @@ function rises(store, { policy, passes, prefetch }, curve) {
   return i > 0 ? `${escape(title(policy))} misses more with ${count(curve.capacities[i])} experts than with ${count(curve.capacities[i - 1])}${why}.` : "";
 }
 
-// Whether the policy matters at this size, among those that can be built.
+// Whether the policy matters at this size, among those that can be built: all of them where each has a curve, else those that are drawn.
 function choice(store, setting) {
-  const built = store.drawn(setting).filter(({ policy }) => policy !== "belady" && (policy !== "static" || !store.facts.own_profile));
-  const found = built.map((curve) => store.counts(curve, setting.capacity)).filter(Boolean);
-  if (found.length < 3) return "";
-  const shares = found.map((counts) => missShare(mainPart(counts)));
-  const [best, worst] = [Math.min(...shares), Math.max(...shares)];
-  if (worst - best < 0.02) return `The policies drawn here that can be built miss ${shareText(best)} to ${shareText(worst)}: at this size it matters little which.`;
-  const names = (share) => found.filter((_, i) => shares[i] === share).map(({ policy }) => escape(title(policy))).join(" and ");
-  return `Of the policies drawn here that can be built, the fewest misses come with ${names(best)}, ${shareText(best)}; most with ${names(worst)}, ${shareText(worst)}.`;
+  const can = (policy) => policy !== "belady" && (policy !== "static" || !store.facts.own_profile) && fits(policy, setting.prefetch);
+  const counted = (policies) => policies.filter(can).map((policy) => store.counts(store.curve(setting, policy), setting.capacity)).filter(Boolean);
+  const every = Object.keys(store.facts.policies).filter(can);
+  const all = counted(every);
+  const whole = all.length === every.length;
+  const found = whole ? all : counted(store.drawn(setting).map(({ policy }) => policy));
+  if (found.length < 3 || !found.every((counts) => mainPart(counts).requests)) return "";
+  const misses = found.map((counts) => mainPart(counts).misses);
+  const [best, worst] = [Math.min(...misses), Math.max(...misses)];
+  const share = (n) => shareText(n / mainPart(found[0]).requests);
+  const which = `${whole ? "all policies" : "the policies drawn here"} that can be built${store.facts.own_profile ? " and start empty" : ""}`;
+  const apart = (worst - best) / mainPart(found[0]).requests;
+  if (share(best) === share(worst)) return `At this size ${which} miss ${share(best)}: it does not matter which.`;
+  if (apart < 0.02) return `At this size ${which} miss ${share(best)} to ${share(worst)}: it matters little which.`;
+  const names = (n) => found.filter((_, i) => misses[i] === n).map(({ policy }) => escape(title(policy))).join(" and ");
+  return `Of ${which}, the fewest misses come with ${names(best)}, ${share(best)}; most with ${names(worst)}, ${share(worst)}.`;
 }

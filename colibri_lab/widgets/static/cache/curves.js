@@ -114,7 +114,7 @@ function speeds(view, { x, end, narrow, capacities }) {
   const falls = slower(curve);
   if (falls !== null) {
     const [from, to] = [x(capacities[falls]), x(capacities.at(-1)) + 10];
-    s += `<rect x="${from}" y="${y(most) - 4}" width="${to - from}" height="${y(0) - y(most) + 4}" fill="var(--warn)" fill-opacity=".13"/><text x="${to - 4}" y="${y(most) + 7}" text-anchor="end" class="warn">${to - from > 190 ? "more cache, slower: memory is full" : "more cache, slower"}</text>`;
+    s += `<rect x="${from}" y="${y(most) - 4}" width="${to - from}" height="${y(0) - y(most) + 4}" fill="var(--warn)" fill-opacity=".13"/><text x="${to - 4}" y="${y(most) + 7}" text-anchor="end" class="warn">${to - from > 190 && store.facts.machine?.limited ? "more cache, slower: memory is full" : "more cache, slower"}</text>`;
   }
   if (points.length) s += `<path d="M${points.map(([v, c]) => `${x(c)} ${y(v)}`).join("L")}" fill="none" stroke="var(--ink)" stroke-width="2"/>`;
   for (const run of measuredRuns(view)) s += `<path d="M${x(run.capacity) - 4} ${y(run.speed) - 4}l8 8m0 -8l-8 8" stroke="var(--ink)" stroke-width="2"/>`;

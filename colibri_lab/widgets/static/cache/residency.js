@@ -26,11 +26,11 @@ function residencyMap(view, state, layer, expert, width) {
   return `<svg width="${at.width}" height="${at.height}" viewBox="0 0 ${at.width} ${at.height}" aria-hidden="true">${axes(state, at, layer, expert)}${cells}${here}</svg>`;
 }
 
-// What the colours stand for, where no number does.
+// What the colours stand for: the more of an expert is in memory, the more its cell stands out from the page, dark on a light one, bright on a dark one.
 function scale(view) {
   const steps = Array.from({ length: LEVELS }, (_, i) => `<rect x="${5 * i}" y="1" width="5.5" height="10" fill="${view.palette.of((i + 1) / LEVELS)}"/>`).join("");
   const box = (dots) => `<svg width="12" height="12" aria-hidden="true"><rect x=".5" y=".5" width="11" height="11" fill="none" stroke="var(--line2)" stroke-dasharray="${dots}"/></svg>`;
-  return `<p class="lg"><span>${box("2 2")} none</span><span><svg width="${5 * LEVELS + 1}" height="12" aria-hidden="true">${steps}</svg> to 100 %</span><span>${box("1 2")} not known</span></p>`;
+  return `<p class="lg"><span>${box("2 2")} none</span><span>a little <svg width="${5 * LEVELS + 1}" height="12" aria-hidden="true">${steps}</svg> all: stands out most</span><span>${box("1 2")} not known</span></p>`;
 }
 
 function axes({ layers, experts }, at, layer, expert) {
@@ -168,7 +168,7 @@ export const residency = {
   name: "residency",
   html: (panel, view, width) => {
     if (!panel?.layers.length) return "";
-    return `<div class="memory" tabindex="0" role="application" data-map="residency" aria-label="${escape(label(panel, view))}" ${SUPPRESS}>${residencyMap(view, panel, view.layer, view.expert, width)}</div>${mapLayout(panel, width).numbered ? "" : scale(view)}${buttons(panel, view)}<div class="sr">${residencyTable(panel)}</div>`;
+    return `<div class="memory" tabindex="0" role="application" data-map="residency" aria-label="${escape(label(panel, view))}" ${SUPPRESS}>${residencyMap(view, panel, view.layer, view.expert, width)}</div>${scale(view)}${buttons(panel, view)}<div class="sr">${residencyTable(panel)}</div>`;
   },
   // What a click or an arrow key in the map selects.
   at: (panel, width, x, y) => cellAt(panel, width, x, y),

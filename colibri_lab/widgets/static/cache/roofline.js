@@ -101,10 +101,10 @@ function shapes(x, y, points, beside) {
 
 // The twin of the picture: what stands on the axes, and what stands on neither.
 function rooflineTable({ points, unplaced }) {
-  const heads = ["stage", "pass", "time", "FLOP per byte", "GFLOP/s", "of the limit", "limit"];
-  const rows = points.map((p) => [p.stage, p.phase, percent(p.part, p.part < 0.1 ? 1 : 0), p.intensity.toPrecision(2), giga(p.rate), percent(p.share), p.bound === "read" ? "reading" : "arithmetic"]);
-  const rest = unplaced.map((p) => [p.stage, p.phase, percent(p.part, p.part < 0.1 ? 1 : 0), "0", "", "", "no arithmetic"]);
-  const line = (cells, tag) => `<tr>${cells.map((cell, i) => `<${tag}${i > 1 && i < 6 ? ' class="num"' : ""}>${escape(cell)}</${tag}>`).join("")}</tr>`;
+  const heads = ["stage", "pass", "time", "FLOP per byte", "GFLOP/s", "of the nearest limit"];
+  const rows = points.map((p) => [p.stage, p.phase, percent(p.part, p.part < 0.1 ? 1 : 0), p.intensity.toPrecision(2), giga(p.rate), `${percent(p.share)} ${p.bound === "read" ? "reading" : "arithmetic"}`]);
+  const rest = unplaced.map((p) => [p.stage, p.phase, percent(p.part, p.part < 0.1 ? 1 : 0), "0", "", "no arithmetic"]);
+  const line = (cells, tag) => `<tr>${cells.map((cell, i) => `<${tag}${i > 1 && i < 5 ? ' class="num"' : ""}>${escape(cell)}</${tag}>`).join("")}</tr>`;
   return `<table class="t"><thead>${line(heads, "th")}</thead><tbody>${[...rows, ...rest].map((cells) => line(cells, "td")).join("")}</tbody></table>`;
 }
 

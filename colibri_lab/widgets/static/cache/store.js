@@ -38,9 +38,9 @@ export class Store {
     return [setting.policy, ...SHOWN.filter((policy) => policy !== setting.policy)].map((policy) => this.curve(setting, policy)).filter(Boolean);
   }
 
-  // A policy whose curve is still to be asked for.
+  // A policy whose curve is still to be asked for; of a small trace all of them, for the comparison.
   wanting(setting) {
-    return [setting.policy, "static", "belady", ...SHOWN].find((policy) => policy in this.facts.policies && fits(policy, setting.prefetch) && !this.stands(this.curve(setting, policy), setting)) ?? null;
+    return [setting.policy, "static", "belady", ...SHOWN, ...(this.facts.compares_all ? Object.keys(this.facts.policies) : [])].find((policy) => policy in this.facts.policies && fits(policy, setting.prefetch) && !this.stands(this.curve(setting, policy), setting)) ?? null;
   }
 
   // A curve that holds the capacity of the setting, which on a coarse grid is added to it.

@@ -1,8 +1,9 @@
 // The cache of one layer, token by token: a row per expert; who is inside, hit, missed, pushed out. A window of what was sent.
-import { count, escape, expertColour, word } from "../common/format.js";
+import { count, escape, expertColour } from "../common/format.js";
 import { inkOn } from "../common/palette.js";
 import { ring } from "../common/pointers.js";
 import { title } from "./store.js";
+import { tokenName } from "./words.js";
 
 const LEFT = 34;
 const TOP = 16;
@@ -121,7 +122,7 @@ function texts(view, block, from, end, x, { row, cell, top }) {
   const { store, token } = view;
   const base = top + store.E * row + 6;
   let s = "";
-  for (let t = from; t < end; t++) s += `<text class="m${t === token ? " first" : ""}" transform="translate(${x(t) + cell / 2 - 4},${base}) rotate(90)">${escape(word(block.texts[t - block.start] ?? "", block.ids[t - block.start] ?? -1, 9))}</text>`;
+  for (let t = from; t < end; t++) s += `<text class="m${t === token ? " first" : ""}" transform="translate(${x(t) + cell / 2 - 4},${base}) rotate(90)">${escape(tokenName(block, t, 9))}</text>`;
   return s;
 }
 

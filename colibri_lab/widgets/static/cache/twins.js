@@ -1,7 +1,7 @@
 // For screen readers: what the pictures show, as tables. Filled when the setting has come to rest.
-import { count, escape, word } from "../common/format.js";
+import { count, escape } from "../common/format.js";
 import { title } from "./store.js";
-import { mainPart, missShare, shareText, speedText } from "./words.js";
+import { isNamed, mainPart, missShare, shareText, speedText, tokenName } from "./words.js";
 
 const AROUND = 10; // tokens of the timeline on either side
 
@@ -21,5 +21,5 @@ function requestTable({ store, setting, layer, token }) {
   const block = layer === null || token === null ? null : store.timeline(setting, layer, token);
   if (!block) return "";
   const near = block.requests.filter((r) => Math.abs(r.token - token) <= AROUND);
-  return table(`Requests of layer ${layer} around token ${token}`, ["token", "text", "expert", "outcome", "pushed out"], near.map((r) => [String(r.token), word(block.texts[r.token - block.start] ?? "", block.ids[r.token - block.start] ?? -1), String(r.expert), r.outcome, r.evicted < 0 ? "" : String(r.evicted)]));
+  return table(`Requests of layer ${layer} around token ${token}`, ["token", "text", "expert", "outcome", "pushed out"], near.map((r) => [String(r.token), isNamed(block, r.token) ? tokenName(block, r.token) : "", String(r.expert), r.outcome, r.evicted < 0 ? "" : String(r.evicted)]));
 }

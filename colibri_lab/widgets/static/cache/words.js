@@ -52,7 +52,7 @@ export function sentence(view) {
   const measured = measuredSpeed(view);
   const said = [`<b>${shareText(missShare(part))}</b> of requests miss`];
   if (read !== null) said.push(`${sizeText(read)} are read per token`);
-  if (counts.speed !== null) said.push(`<b>${speedText(counts.speed)} tokens/s</b> predicted`);
+  if (counts.speed !== null) said.push(`<b>${speedText(counts.speed)} tokens/s</b> predicted${setting.prefetch === "none" ? "" : " if what is fetched ahead comes in time"}`);
   if (measured !== null) said.push(`${speedText(measured)} measured`);
   return `${name}: ${said.join(", ")}. <span class="sub">${asides(view, part)}</span>`;
 }
@@ -64,8 +64,8 @@ function asides(view, part) {
   const best = fastest(store.curve(setting));
   if (best) out.push(best.capacity === setting.capacity ? "No size is faster." : `Fastest here is ${count(best.capacity)} (${speedText(best.speed)}).`);
   const bound = store.counts(store.curve(setting, "belady"), setting.capacity);
-  if (bound && setting.policy !== "belady") out.push(`${setting.prefetch === "none" ? "The best possible policy, empty at first, would miss" : "Belady’s rule with the same prefetch misses"} ${shareText(missShare(mainPart(bound)))}.`);
-  if (setting.policy === "belady") out.push("It needs the future: a bound, not a choice.");
+  if (bound && setting.policy !== "belady") out.push(`${setting.prefetch === "none" ? "The best that fetches on demand would miss" : "Belady’s rule with the same prefetch misses"} ${shareText(missShare(mainPart(bound)))}.`);
+  if (setting.policy === "belady") out.push(setting.prefetch === "none" ? "It needs the future: the bound of all that fetch on demand, not a choice." : "It needs the future, so it cannot be built.");
   const counts = store.counts(store.curve(setting), setting.capacity);
   if (part === counts.decode && counts.prefill.requests) out.push(`Prefill apart: ${shareText(missShare(counts.prefill))} of its ${count(counts.prefill.requests)} requests miss.`);
   if (part === counts.prefill) out.push("All of it is prefill.");
@@ -81,7 +81,21 @@ export function fastest(curve) {
   return best;
 }
 
+// Where the tokens/s come from, and what they assume; nothing where none are shown.
+export function speedNote({ store, setting }) {
+  const { source, overlap, limited } = store.facts.machine ?? {};
+  if (!source || !store.curve(setting)?.speed.some((speed) => speed !== null)) return "";
+  const how = !/^(measured|what a live run)/.test(source) ? "" : " It steps the model stage by stage, as a live run with a budget does; a plain session, which the profile below times, is faster.";
+  const hidden = overlap ? `${percent(overlap)} of the shorter of reading and computing is hidden` : "reading and computing in turn";
+  const ahead = setting.prefetch === "none" ? "" : " What is fetched ahead counts as read, needed or not, and as there in time.";
+  return escape(`Predicted tokens/s rest on a machine (${source}): ${hidden}${limited ? "" : ", memory enough for all"}.${how}${ahead}`);
+}
+
 // ---- one request ----
+
+// A token by its text or vocabulary id; by its number where the trace has neither.
+export const isNamed = (block, token) => Boolean(block.texts[token - block.start]) || (block.ids[token - block.start] ?? -1) >= 0;
+export const tokenName = (block, token, longest) => (isNamed(block, token) ? word(block.texts[token - block.start] ?? "", block.ids[token - block.start], longest) : String(token));
 
 // The outcome of the selected request, else what the expert does at that token.
 export function requestSentence(view) {
@@ -89,7 +103,7 @@ export function requestSentence(view) {
   if (token === null) return '<span class="q">No token is selected.</span>';
   const block = store.timeline(setting, layer, token);
   if (!block) return `<span class="q">${view.live ? "The timeline is being simulated …" : "The timeline of this setting is not here; that needs Python."}</span>`;
-  const name = `Token ${count(token)} <span class="tt">${escape(word(block.texts[token - block.start] ?? "", block.ids[token - block.start] ?? -1))}</span>`;
+  const name = `Token ${count(token)}${isNamed(block, token) ? ` <span class="tt">${escape(tokenName(block, token))}</span>` : ""}`;
   if (expert === null) return name;
   const it = chip(view, expert);
   const one = block.requests.find((r) => r.token === token && r.expert === expert);
