@@ -336,8 +336,8 @@ def _shown(x: Any, machine: Any, runs: Sequence[Any], sizes: Any, profile: Any) 
     elif hasattr(x, "tape") and hasattr(x, "feed"):
         session = x
     elif not isinstance(x, Trace):
-        opened = callable(getattr(x, "session", None))
-        hint = '; make a session of it: model.session(capture="routing")' if opened else ""
+        is_model = callable(getattr(x, "session", None))
+        hint = '; make a session of it: model.session(capture="routing")' if is_model else ""
         raise ArgumentError(f"CacheLab takes a session, a trace, its path or a real run, not {type(x).__name__}{hint}")
     trace = trace_of(x)
     _check(machine, runs, profile)
