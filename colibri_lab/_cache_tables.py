@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab._files import whole_file
+from colibri_lab.cache.requests import passes_known
 from colibri_lab.errors import ArgumentError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _rows(simulations: Sequence[Simulation], layers: Sequence[int]) -> Iterator[
     `layers`: the numbers of the layers that the rows of a simulation are.
     """
     for s in simulations:
-        passes = "trace" if isinstance(s.passes, str) else "decode"
+        passes = "trace" if isinstance(s.passes, str) and passes_known(s.trace) else "decode"
         for phase in ("prefill", "decode"):
             counted = getattr(s, phase)
             for row in np.flatnonzero(counted.requests + counted.prefetched).tolist():

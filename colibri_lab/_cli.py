@@ -13,8 +13,10 @@ import json
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from colibri_lab import __version__, _cli_cache, _cli_diff, _cli_nan
 
@@ -180,6 +182,18 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning as one line: where in the code it was raised helps nobody at a terminal."""
+    print(f"colibri-lab: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     from colibri_lab.errors import ColibriError
@@ -192,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a sign gets its number, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return int(options.run(options))
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return int(options.run(options))
     except (ColibriError, OSError, ImportError) as error:
         print(f"colibri-lab: {error}", file=sys.stderr)
         return int(getattr(options, "trouble", 1))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab._cache_capacity import capacities_of, keys_of
 from colibri_lab._cache_tables import check_picture, check_table, draw, write_csv, write_parquet
+from colibri_lab._cache_words import BOUND, beside_the_bound, ranking, table
 from colibri_lab._cli_input import (
     add_input,
     add_recording,
@@ -20,7 +22,9 @@ from colibri_lab._cli_input import (
     check_outputs,
     input_of,
     is_checkpoint,
+    profile_of,
     recording_of,
+    refuse_recording,
     session_of,
 )
 from colibri_lab.errors import ArgumentError
@@ -34,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "run"]
 
 TROUBLE = 2
-BOUND: Policy = "belady"
 POINTS = 16  # capacities that table and picture show beside those asked for
+FEW = 3  # policies whose reports are printed without being asked for
 
 Curve = NDArray[np.float64]
 
@@ -55,7 +59,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--policy", action="append", metavar="P[,P…]", help="which to simulate, or all (default: lru); may be repeated"
     )
     command.add_argument(
-        "--capacity", metavar="N[,N…]", help="experts in a cache (default: half of those that could be in it)"
+        "--capacity",
+        metavar="N[,N…]",
+        help="experts in a cache, a share of all (60%%), or memory for all caches together (36MB; needs the size of an "
+        "expert); default: half of those that could be in it",
+    )
+    command.add_argument(
+        "--profile",
+        metavar="TRACE",
+        help="what static is chosen by (default: the trace itself, which looks ahead)",
+    )
+    command.add_argument(
+        "--full", action="store_true", help=f"print the report of each policy also when there are more than {FEW}"
     )
     command.add_argument(
         "--scope", choices=["layer", "global"], default="layer", help="a cache for each layer (default), or one for all"
@@ -82,9 +97,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run(options: argparse.Namespace) -> int:
     """Simulates, prints the reports, and returns the exit code. Raises ColibriError."""
     import colibri_lab as lab
+    from colibri_lab.cache.tables import table_of
 
     files = (options.csv, options.parquet, options.plot, options.html)
-    check_outputs(files, [options.run_of, options.config])
+    check_outputs(files, [options.run_of, options.config, options.profile])
     policies = _policies(options.policy)
     check_picture(options.plot)
     check_table(options.parquet)
@@ -92,20 +108,30 @@ def run(options: argparse.Namespace) -> int:
     source, trace, size = _source(options)
     if machine is not None and size is None:
         raise ArgumentError("a speed needs the size of an expert: --expert-bytes")
-    capacities = _capacities(options.capacity, trace, options.scope)
+    capacities, lines = capacities_of(options.capacity, trace, options.scope, size)
+    profile = profile_of(options, "static" in policies)
     passes = None if options.passes == "decode" else "trace"
     how: dict[str, Any] = {"scope": options.scope, "passes": passes, "progress": bar()}
     simulations = [
-        lab.cache.simulate(trace, policy, capacity, expert_bytes=size, **how)
+        lab.cache.simulate(trace, policy, capacity, expert_bytes=size, **_profiled(policy, profile), **how)
         for policy in policies
         for capacity in capacities
     ]
-    print("\n".join(simulation.report().rstrip("\n") + "\n" for simulation in simulations))
+    lines = [*simulations[0].notes, *_other_size(options, source), *lines]
+    if lines:
+        print(*lines, "", sep="\n")
+    if options.full or len(policies) <= FEW:
+        print("\n".join(table_of(simulation) + "\n" for simulation in simulations))
     points = _points(capacities, trace, options.scope)
-    curves = {policy: _curve(trace, policy, points, how) for policy in dict.fromkeys((*policies, BOUND))}
+    curves = {
+        policy: _curve(trace, policy, points, {**how, **_profiled(policy, profile)})
+        for policy in dict.fromkeys((*policies, BOUND))
+    }
     if simulations[0].requests.sum():
-        print(_table(curves, points, capacities, options.scope))
-        print(*_beside_the_bound(curves, points, capacities), sep="\n")
+        print(table(curves, points, capacities, options.scope))
+        if len(policies) > FEW and (ranked := ranking(curves, points, capacities, profile is None)):
+            print(ranked)
+        print(*beside_the_bound(curves, points, capacities, profile is None), sep="\n")
     else:
         print("No token asks for an expert: there is nothing to hit or to miss.")
     if machine is not None:
@@ -126,6 +152,7 @@ def run(options: argparse.Namespace) -> int:
             passes="each" if passes is None else passes,
             machine=machine,
             expert_bytes=size,
+            profile=profile,
         )
         view.to_html(options.html)
     for path in files:
@@ -164,6 +191,7 @@ def _source(options: argparse.Namespace) -> tuple[Trace | Session, Trace, Any]:
             )
         trace = recording_of(options, options.run_of)
         return trace, trace, options.expert_bytes
+    refuse_recording(options)
     if x is None:
         raise ArgumentError("say with --text or --ids what to run the model on")
     session = session_of(options.run_of, x, "routing")
@@ -172,30 +200,24 @@ def _source(options: argparse.Namespace) -> tuple[Trace | Session, Trace, Any]:
     return session, trace, lab.cache.expert_bytes(session.model) if size is None else size
 
 
-def _keys(trace: Trace, scope: str) -> int:
-    """How many experts could be in one cache."""
-    return trace.num_experts * (1 if scope == "layer" else len(trace.moe_layers))
+def _profiled(policy: Policy, profile: Trace | None) -> dict[str, Any]:
+    return {"profile": profile} if policy == "static" and profile is not None else {}
 
 
-def _capacities(said: str | None, trace: Trace, scope: str) -> list[int]:
-    keys = _keys(trace, scope)
-    if said is None:
-        return [max(trace.top_k, keys // 2)]
-    try:
-        found = sorted({int(part) for part in said.split(",")})
-    except ValueError:
-        raise ArgumentError(f"capacities are whole numbers with commas between them, not '{said:.40}'") from None
-    for number in found:
-        if not trace.top_k <= number <= keys:
-            raise ArgumentError(
-                f"a cache of {number} experts is none: a token asks for {trace.top_k} at once, and there are {keys}; "
-                f"give --capacity {min(max(number, trace.top_k), keys)}"
-            )
-    return found
+def _other_size(options: argparse.Namespace, source: Trace | Session) -> list[str]:
+    """A line when the size given is none that the checkpoint has."""
+    import colibri_lab as lab
+
+    model, given = getattr(source, "model", None), options.expert_bytes
+    own = np.unique(lab.cache.expert_bytes(model)) if given is not None and model is not None else np.empty(0, int)
+    if not len(own) or own.tolist() == [given]:
+        return []
+    sizes = f"{own[0]:,}" if len(own) == 1 else f"{own[0]:,} to {own[-1]:,}"
+    return [f"An expert counts as {given:,} bytes, as --expert-bytes says; those of the checkpoint have {sizes}."]
 
 
 def _points(capacities: list[int], trace: Trace, scope: str) -> list[int]:
-    keys, k = _keys(trace, scope), trace.top_k
+    keys, k = keys_of(trace, scope), trace.top_k
     return sorted({*capacities, *np.linspace(k, keys, min(POINTS, keys - k + 1)).round().astype(int).tolist()})
 
 
@@ -212,30 +234,3 @@ def _curve(trace: Trace, policy: Policy, points: list[int], how: dict[str, Any])
     weights = requests if how["scope"] == "layer" else requests.sum(keepdims=True)
     used = weights > 0
     return np.asarray(weights[used] @ curve[used][:, points] / max(1, int(requests.sum())))
-
-
-def _table(curves: dict[Policy, Curve], points: list[int], capacities: list[int], scope: str) -> str:
-    what = "a layer" if scope == "layer" else "all layers together"
-    width = max(8, *(len(name) + 1 for name in curves))
-    lines = [f"Misses by capacity (experts of {what}); * was asked for", ""]
-    lines.append(f"{'capacity':>10}" + "".join(f"{name:>{width}}" for name in curves))
-    for row, number in enumerate(points):
-        mark = "*" if number in capacities else " "
-        values = "".join(f"{100 * curve[row]:>{width - 2}.1f} %" for curve in curves.values())
-        lines.append(f"{mark}{number:>9}{values}")
-    return "\n".join(lines) + "\n"
-
-
-def _beside_the_bound(curves: dict[Policy, Curve], points: list[int], capacities: list[int]) -> list[str]:
-    """How far the nearest policy is from Belady's, a line for each capacity."""
-    lines = []
-    for number in capacities:
-        hits = {name: 100 * (1 - curve[points.index(number)]) for name, curve in curves.items()}
-        bound = hits.pop(BOUND)
-        line = f"With {number} experts Belady, who knows what comes, would hit {bound:.1f} %"
-        if hits:
-            name = max(hits, key=lambda name: hits[name])
-            side = "below" if hits[name] <= bound else "above"
-            line += f"; {name} comes nearest: {hits[name]:.1f} %, {abs(bound - hits[name]):.1f} points {side}"
-        lines.append(line + ".")
-    return lines

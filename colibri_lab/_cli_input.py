@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from colibri_lab.trace import Trace
 
 __all__ = [
-    "add_input", "add_recording", "bar", "check_outputs", "ids_of", "input_of", "is_checkpoint", "recording_of",
-    "session_of",
+    "add_input", "add_recording", "bar", "check_outputs", "ids_of", "input_of", "is_checkpoint", "profile_of",
+    "recording_of", "refuse_recording", "session_of",
 ]  # fmt: skip
 
 _SAID = ("layers", "experts", "top_k", "start")  # what lab.load_trace may have to be told
@@ -58,6 +58,28 @@ def recording_of(options: argparse.Namespace, path: str) -> Trace:
     except ArgumentError as error:
         words = re.sub(rf"\b({'|'.join(('config', *_SAID))})=", lambda m: "--" + m[1].replace("_", "-"), str(error))
         raise ArgumentError(words.replace(" (a config.json, a model, or a dict)", " (a config.json)")) from error
+
+
+def refuse_recording(options: argparse.Namespace) -> None:
+    """Raises ArgumentError when a checkpoint is told what only recordings have to be told."""
+    for name in ("config", *_SAID):
+        if getattr(options, name) is not None:
+            words = "--" + name.replace("_", "-")
+            raise ArgumentError(f"{words} is for recordings of other programs; a checkpoint says all that itself")
+
+
+def profile_of(options: argparse.Namespace, used: bool) -> Trace | None:
+    """The trace that --profile names; None without it. Raises ArgumentError when nothing is chosen by it."""
+    path = options.profile
+    if path is None:
+        return None
+    if not used:
+        raise ArgumentError("--profile is what the policy static is chosen by: add --policy static")
+    if is_checkpoint(path):
+        raise ArgumentError(f"--profile names a trace or recording; '{path}' is a checkpoint")
+    if options.run_of is not None and os.path.realpath(path) == os.path.realpath(options.run_of):
+        raise ArgumentError(f"'{path}' is the trace itself, which static takes without --profile: name another one")
+    return recording_of(options, path)
 
 
 def session_of(path: str | None, x: str | list[int], capture: str, **options: Any) -> Session:

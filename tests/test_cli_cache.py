@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,10 @@ def test_the_table_of_misses_and_the_way_to_belady_are_those_of_simulations(
     }
     line = next(line for line in said.splitlines() if line.startswith("*"))
     assert line.split() == ["*", "6", f"{100 - hits[policy]:.1f}", "%", f"{100 - hits['belady']:.1f}", "%"]
+    assert f"would hit {hits['belady']:.1f} %" in said
+    if policy == "static":  # chosen from this trace, which nobody who builds it has
+        assert f"Apart: static hits {hits[policy]:.1f} %" in said and "comes nearest" not in said
+        return
     apart = hits["belady"] - hits[policy]
     way = f"{abs(apart):.1f} points {'below' if apart >= 0 else 'above'}."
     assert f"would hit {hits['belady']:.1f} %; {policy} comes nearest: {hits[policy]:.1f} %, {way}" in said
@@ -196,6 +201,147 @@ def test_where_nobody_asks_for_an_expert_no_share_is_made_up(tmp_path: Path, cap
     assert "No token asks for an expert" in said and "%" not in said
 
 
+def sick(trace: lab.Trace, tokens: list[int], masked: int) -> lab.Trace:
+    """The trace with NaN in these rows of a router, and −inf for one expert (masked, not chosen) of another token."""
+    arrays = {path: trace[path] for path in trace}
+    logits = np.array(arrays["layers.2.moe.router_logits"])
+    logits[tokens, 0] = np.nan
+    logits[masked, int(logits[masked].argmin())] = -np.inf
+    arrays["layers.2.moe.router_logits"] = logits
+    return lab.Trace(arrays, ids=trace.ids, texts=trace.texts, meta=trace.meta)
+
+
+def test_tokens_whose_router_gave_no_number_are_counted(trace: lab.Trace, tmp_path: Path, capsys: Any) -> None:
+    """Their experts are nobody's choice. A mask is one, and a healthy trace has no note."""
+    ill = sick(trace, [3, 4, 11], masked=6)
+    said = "3 of 20 tokens have router logits that are not finite"
+    simulation = lab.cache.simulate(ill, "lru", 4)
+    assert said in simulation.report() and [said in note for note in simulation.notes] == [True]
+    assert lab.cache.simulate(trace, "lru", 4).notes == ()
+    bare = {path: ill[path] for path in ill if path.endswith("expert_ids")}
+    told_less = lab.Trace(bare, ids=trace.ids, texts=trace.texts, meta=trace.meta)
+    assert lab.cache.simulate(told_less, "lru", 4).notes == ()
+    ill.save(tmp_path / "ill.safetensors")
+    assert run(tmp_path / "ill.safetensors", "--policy", "lru,lfu") == 0
+    out = capsys.readouterr().out
+    assert out.count(said) == 1 and "colibri-lab nan" in out
+
+
+def test_a_slot_without_an_expert_asks_no_router(trace: lab.Trace) -> None:
+    """Rows that were not recorded are no rows that went wrong."""
+    ill = sick(trace, [5], masked=6)
+    arrays = {path: np.array(ill[path]) for path in ill}
+    arrays["layers.2.moe.expert_ids"][5] = -1
+    quiet = lab.Trace(arrays, ids=trace.ids, texts=trace.texts, meta=trace.meta)
+    assert lab.cache.simulate(quiet, "lru", 4).notes == ()
+
+
+def test_passes_that_nobody_recorded_are_counted_token_by_token(trace: lab.Trace, tmp_path: Path, capsys: Any) -> None:
+    np.save(tmp_path / "routes.npy", trace.stack("expert_ids").transpose(1, 0, 2))
+    how = ["--experts", EXPERTS, "--layers", 3, "--capacity", 4]
+    assert run(tmp_path / "routes.npy", *how, "--passes", "trace", "--csv", tmp_path / "a.csv") == 0
+    asked = capsys.readouterr().out
+    assert run(tmp_path / "routes.npy", *how, "--csv", tmp_path / "b.csv") == 0
+    plain = capsys.readouterr().out
+    assert "passes of this recording are not known" in asked and "not known" not in plain
+    assert rows(tmp_path / "a.csv") == rows(tmp_path / "b.csv")
+    back = lab.load_trace(tmp_path / "routes.npy", experts=EXPERTS, layers=3)
+    back.save(tmp_path / "again.safetensors")
+    again = lab.cache.simulate(lab.load_trace(tmp_path / "again.safetensors"), "lru", 4, passes="trace")
+    assert again.notes and not again.prefill.requests.any()
+
+
+def test_many_policies_end_in_a_ranking_and_few_in_reports(trace: lab.Trace, path: Path, capsys: Any) -> None:
+    """The least misses first, at each capacity; what cannot be built is marked; --full prints all."""
+    assert run(path, "--policy", "all", "--capacity", "4,5") == 0
+    said = capsys.readouterr().out
+    lines = said[said.index("Misses, the least first") :].splitlines()[3:14]
+    for column, capacity in enumerate((4, 5)):
+        cells = [line.split()[1 + 3 * column :][:2] for line in lines]
+        misses = {
+            name: f"{100 - 100 * lab.cache.simulate(trace, name, capacity).hit_rate:.1f}" for name in lab.cache.POLICIES
+        }
+        assert {name.rstrip("*"): share for name, share in cells} == misses
+        assert [float(share) for _, share in cells] == sorted(float(share) for _, share in cells)
+        assert {name for name, _ in cells if name.endswith("*")} == {"static*", "belady*"}
+    assert "requests" not in said
+    nearest = [line for line in said.splitlines() if "comes nearest" in line]
+    assert len(nearest) == 2 and not any("static comes" in line for line in nearest)
+    assert run(path, "--policy", "all", "--capacity", "4,5", "--full") == 0
+    full = capsys.readouterr().out
+    assert full.count("requests") == 22 and full.endswith(said)
+
+
+def test_static_can_be_chosen_by_another_trace(trace: lab.Trace, path: Path, tmp_path: Path, capsys: Any) -> None:
+    """Then it can be built, and is ranked with the others."""
+    other = synthetic_trace(LAYERS, EXPERTS, K, 30, seed=8, dense_layers=[0])
+    other.save(tmp_path / "other.safetensors")
+    how = ["--policy", "static", "--capacity", 4]
+    assert run(path, *how, "--profile", tmp_path / "other.safetensors") == 0
+    said = capsys.readouterr().out
+    simulation = lab.cache.simulate(trace, "static", 4, profile=other)
+    assert simulation.report() in said and f"static comes nearest: {100 * simulation.hit_rate:.1f} %" in said
+    for profile, words in [(path, "the trace itself"), ("missing", "missing")]:
+        assert run(path, *how, "--profile", profile) == 2
+        assert words in capsys.readouterr().err
+    assert run(path, "--profile", tmp_path / "other.safetensors") == 2
+    assert "--policy static" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "scope", "capacity"),
+    [
+        ("60%", "layer", 4),
+        ("60%", "global", 14),
+        ("12.5 kB", "layer", 4),
+        ("12.5kB", "global", 12),
+        ("12KiB", "layer", 4),
+        ("1MB", "layer", 8),
+        ("100%", "global", 24),
+    ],
+)
+def test_a_capacity_can_be_a_share_or_bytes(
+    path: Path, tmp_path: Path, capsys: Any, said: str, scope: str, capacity: int
+) -> None:
+    """Of all experts; bytes of all caches together, of experts of 1,000."""
+    out = tmp_path / "out.csv"
+    how = ["--scope", scope, "--expert-bytes", 1000, "--csv", out]
+    assert run(path, "--capacity", said, *how) == 0
+    assert {row["capacity"] for row in rows(out)} == {str(capacity)}
+    assert f"{said}: {capacity} experts in" in capsys.readouterr().out
+
+
+def test_where_everything_misses_nobody_is_ranked(tmp_path: Path, capsys: Any) -> None:
+    """Two tokens without an expert in common; static, which is there before them, stands apart."""
+    ids = np.array([[[0, 1]], [[2, 3]]])
+    np.save(tmp_path / "routes.npy", ids)
+    assert run(tmp_path / "routes.npy", "--experts", 4, "--layers", 1, "--capacity", 2, "--policy", "lru,lfu") == 0
+    said = capsys.readouterr().out
+    assert "every request misses, whatever the policy" in said and "nearest" not in said
+
+
+def test_a_size_that_is_not_the_checkpoints_is_told(capsys: Any) -> None:
+    session = lab.open().session(capture="routing", max_tokens=8)
+    own = int(lab.cache.expert_bytes(session.model)[0, 0])
+    assert run("--ids", IDS, "--expert-bytes", 5) == 0
+    assert (
+        f"counts as 5 bytes, as --expert-bytes says; those of the checkpoint have {own:,}." in capsys.readouterr().out
+    )
+    assert run("--ids", IDS, "--expert-bytes", own) == 0
+    assert "counts as" not in capsys.readouterr().out
+
+
+def test_a_warning_is_one_plain_line(capsys: Any) -> None:
+    """More tokens than the model was made for."""
+    limit = lab.open().config.max_position_embeddings
+    assert limit is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run("--ids", ",".join(["3"] * (limit + 1))) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f"colibri-lab: warning: max_tokens={limit + 1} is more") and said.count("\n") == 1
+
+
 def test_trouble_exits_with_2_and_one_sentence(path: Path, tmp_path: Path, capsys: Any) -> None:
     """Never a traceback, and nothing is written. Each names what would do."""
     for arguments, words in [
@@ -208,6 +354,11 @@ def test_trouble_exits_with_2_and_one_sentence(path: Path, tmp_path: Path, capsy
         ([path, "--capacity", "9"], "give --capacity 8"),
         ([path, "--capacity", "25", "--scope", "global"], "give --capacity 24"),
         ([path, "--capacity", "a few"], "whole numbers with commas"),
+        ([path, "--capacity", "2.5"], "whole numbers with commas"),
+        ([path, "--capacity", "10%"], "too small"),
+        ([path, "--capacity", "120%"], "more than there is to keep"),
+        ([path, "--capacity", "36MB"], "--expert-bytes"),
+        (["--ids", IDS, "--config", path], "--config is for recordings"),
         ([path, "--expert-bytes", "-5"], "-5"),
         ([path, "--read-gbps", "3"], "--compute-ms"),
         ([path, "--read-gbps", "3", "--compute-ms", "9"], "--expert-bytes"),

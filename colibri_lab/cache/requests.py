@@ -47,8 +47,14 @@ def streams(trace: Trace, scope: Scope) -> Iterator[slice]:
         yield slice(0, layers)
 
 
+def passes_known(trace: Trace) -> bool:
+    """Whether the passes of a trace are those of its run: some producers keep tokens and not how they were run."""
+    return bool(trace.meta.get("passes_known", True))
+
+
 def bounds_of(trace: Trace, passes: Passes) -> Whole | None:
-    """First tokens of the passes and the number of tokens at the end; None: every token is one.
+    """First tokens of the passes and the number of tokens at the end; None: every token is one, as for passes="trace"
+    of a trace whose passes are not known.
 
     Raises ArgumentError when token counts are none, or do not add up to the trace.
     """
@@ -58,6 +64,8 @@ def bounds_of(trace: Trace, passes: Passes) -> Whole | None:
     if isinstance(passes, str):
         if passes != "trace":
             raise ArgumentError(f"passes are None, 'trace' or a list of token counts, not {passes!r:.80}")
+        if not passes_known(trace):
+            return None
         return np.array([start for start, _ in trace.passes] + [tokens], np.int64)
     counts = listed(passes, "passes are None, 'trace' or a list of token counts")
     if not all(is_whole(n) and n >= 1 for n in counts) or sum(counts) != tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -134,11 +135,20 @@ class Simulation(Counts):
                 out[max(0, ends[piece.stop] - start) : piece.stop - start] = caches.residents()[row]
         return out
 
-    def report(self) -> str:
-        """A plain table: one line per layer, and all together."""
-        from colibri_lab.cache.tables import report_of
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of the trace, in sentences: tokens whose router gave NaN, so that no model chose
+        their experts; passes that nobody recorded. Looked for when first asked for.
+        """
+        from colibri_lab.cache.notes import notes_of
 
-        return report_of(self)
+        return notes_of(self.trace, self.passes)
+
+    def report(self) -> str:
+        """A plain table: one line per layer, and all together; then the notes."""
+        from colibri_lab.cache.tables import table_of
+
+        return "\n".join([table_of(self), *self.notes])
 
     def _tokens(self, start: int, stop: int | None, requests: Requests) -> int:
         """Where a span of tokens ends."""
@@ -181,9 +191,9 @@ def simulate(
     is refused. An expert that would find no room even so is a miss, is not kept and evicts nobody. An expert named
     twice in a set is requested once.
 
-    `passes`: None: each token is served on its own, as a decoder does. "trace": as they were recorded, or a list of
-    token counts: a pass of one token is decode; a longer one is prefill and makes one set per layer, its experts in
-    order of first request, layer after layer.
+    `passes`: None: each token is served on its own, as a decoder does. "trace": as they were recorded (like None where
+    nobody recorded them), or a list of token counts: a pass of one token is decode; a longer one is prefill and makes
+    one set per layer, its experts in order of first request, layer after layer.
     `expert_bytes`: size of an expert, one for all or (Lm, E); then bytes are counted too.
     `profile`: what "static" is chosen by; None: this trace itself, which is looking ahead.
     `pin`: {layer: experts} that are there for good, within the capacity. `warm`: {layer: experts} that are there at the

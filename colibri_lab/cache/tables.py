@@ -23,7 +23,7 @@ _COLUMNS = {  # heading -> field; those of zeros alone are left out, but for the
 }
 
 
-def report_of(simulation: Simulation) -> str:
+def table_of(simulation: Simulation) -> str:
     """One line per layer, and all together; the two kinds of passes when there are both."""
     s = simulation
     unit = "bytes" if s.unit == "bytes" else "experts"

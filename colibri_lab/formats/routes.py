@@ -157,8 +157,9 @@ def routes_trace(
         else rows
         for layer, rows in routes.items()
     }
-    spans = [[0, len(ids)]] if ids else []
-    return Trace({**padded, **(arrays or {})}, ids=ids, texts=[], meta={"passes": spans, **meta})
+    if "passes" not in meta:  # the producer tells tokens, not how they were run
+        meta = {**meta, "passes": [[0, len(ids)]] if ids else [], "passes_known": False}
+    return Trace({**padded, **(arrays or {})}, ids=ids, texts=[], meta=meta)
 
 
 def counts_trace(

@@ -65,6 +65,7 @@ def load(source: Source, said: Said) -> Trace:
     passes = [[a, b] for a, b in itertools.pairwise(bounds) if b > a]
     meta = meta_of(
         source, said, "vllm", layers, list(routes), said.experts(NAME), wide.shape[2], passes=passes,
+        passes_known=False,  # prompt and generation, each of which may have been run in several
         rows_missing=missing,
     )  # fmt: skip
     return routes_trace(source, meta, routes, ids, missing=missing)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab import cache
+from colibri_lab.cache.requests import passes_known
 from colibri_lab.errors import ArgumentError, is_whole, nearest
 from colibri_lab.progress import Progress
 from colibri_lab.trace import Trace
@@ -327,7 +328,9 @@ class CacheData:
 
     @cached_property
     def _passes(self) -> Array:
-        """First and last token of each pass, the last exclusive: (passes, 2)."""
+        """First and last token of each pass, the last exclusive: (passes, 2). Of unknown ones, every token is one."""
+        if not passes_known(self.trace):
+            return np.arange(self.trace.n_tokens)[:, None] + np.arange(2)
         return np.array(self.trace.meta["passes"], np.int64).reshape(-1, 2)
 
     def window(self, token: int | None) -> tuple[int, int]:
