@@ -92,6 +92,33 @@ def test_what_the_trace_does_not_tell_is_said(show: Show) -> None:
     assert "NaN" not in page.locator(".cache").inner_html()
 
 
+def test_a_recording_from_elsewhere_is_shown_by_numbers(show: Show) -> None:
+    """Tokens without text or id carry their number; passes that nobody told cannot be chosen, and it says why."""
+    trace = run()
+    arrays = {path: trace[path] for path in trace if path.endswith("expert_ids")}
+    meta = {**trace.meta, "source": "routes.csv", "passes": [[0, 40]]}
+    page = show(lab.CacheLab(Trace(arrays, ids=[-1] * 40, texts=[], meta=meta)), "elsewhere")
+    assert page.locator(".time svg text.m").all_text_contents() == [str(token) for token in range(40)]
+    expect(page.get_by_role("button", name="as recorded")).to_be_disabled()
+    expect(page.locator(".passes")).to_contain_text("this recording names no passes")
+    expect(page.locator(".misssay")).not_to_contain_text("‹?›")
+
+
+def test_tokens_without_finite_logits_and_what_a_speed_rests_on_are_told(show: Show) -> None:
+    """The count above the findings; the machine, and what is assumed of a prefetch."""
+    session = lab.exercises.patient(1).session(capture="routing")
+    session.feed("The fox counts the eggs in her nest. She writes a function: def total(eggs): return sum(eggs)")
+    machine = lab.cache.Machine(2e9, 2e-4, source="measured: 12 tokens")
+    view = lab.CacheLab(session, capacity=4, machine=machine, prefetch="previous")
+    page = show(view, "sick")
+    count = view._shown.places.not_finite
+    expect(page.locator(".findings")).to_contain_text(f"{count} of {len(session.ids)} tokens have router logits")
+    expect(page.locator(".speednote")).to_contain_text("(measured: 12 tokens): reading and computing in turn")
+    expect(page.locator(".speednote")).to_contain_text("steps the model stage by stage")
+    expect(page.locator(".speednote")).to_contain_text("fetched ahead counts as read")
+    expect(page.locator(".say")).to_contain_text("predicted if what is fetched ahead comes in time")
+
+
 def test_a_huge_trace_is_drawn_in_a_window(show: Show) -> None:
     """128 experts, 512 tokens: a window with zigzag edges, thin rows, labels of every 16th; End leads to its end."""
     view = lab.CacheLab(synthetic_trace(layers=8, experts=128, top_k=8, tokens=512), capacity=40)

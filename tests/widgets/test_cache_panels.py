@@ -67,6 +67,17 @@ def of(found: Panels, name: str, selection: Any = None) -> dict[str, Any]:
     return dict(found.shown(selection or HERE))[name][0]
 
 
+def test_an_open_model_without_a_session_is_not_called_a_recording() -> None:
+    """As after a real run: what is said leads to a view that shows the keys."""
+    session = lab.open().session(capture="routing")
+    session.feed("The engine counts.")
+    facts = dict(panels(session.trace()).shown({"layer": 1, "token": 2, "expert": 3}))["keys"][0]
+    assert facts["reason"].startswith("The model is open") and "lab.CacheLab(session)" in facts["reason"]
+    again = session.trace().model.session()
+    again.feed(session.trace().ids)
+    assert not dict(panels(again.trace(), again).shown({"layer": 1, "token": 2, "expert": 3}))["keys"][0]["reason"]
+
+
 def test_a_recording_says_why_there_is_nothing_to_show() -> None:
     """Every panel has a sentence, and none has numbers."""
     shown = dict(panels(lab.testing.synthetic_trace()).shown(HERE))

@@ -113,6 +113,7 @@ function choice(store, setting) {
   const share = (n) => shareText(n / mainPart(found[0]).requests);
   const which = `${whole ? "all policies" : "the policies drawn here"} that can be built${store.facts.own_profile ? " and start empty" : ""}`;
   const apart = (worst - best) / mainPart(found[0]).requests;
+  if (best === mainPart(found[0]).requests) return ""; // the first sentence says why
   if (share(best) === share(worst)) return `At this size ${which} miss ${share(best)}: it does not matter which.`;
   if (apart < 0.02) return `At this size ${which} miss ${share(best)} to ${share(worst)}: it matters little which.`;
   const names = (n) => found.filter((_, i) => misses[i] === n).map(({ policy }) => escape(title(policy))).join(" and ");
