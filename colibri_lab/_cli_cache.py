@@ -191,7 +191,8 @@ def _source(options: argparse.Namespace) -> tuple[Trace | Session, Trace, Any]:
             )
         trace = recording_of(options, options.run_of)
         return trace, trace, options.expert_bytes
-    refuse_recording(options)
+    if options.profile is None:  # which may be a recording that has to be told
+        refuse_recording(options)
     if x is None:
         raise ArgumentError("say with --text or --ids what to run the model on")
     session = session_of(options.run_of, x, "routing")

@@ -13,7 +13,7 @@ _NUMBERS = 1 << 20  # looked at in one step
 
 def notes_of(trace: Trace, passes: Passes) -> tuple[str, ...]:
     """Sentences: the tokens whose experts no model chose, passes that nobody recorded. Reads the routers' numbers."""
-    return tuple(note for note in (_not_finite(trace), _not_recorded(trace, passes)) if note)
+    return tuple(note for note in (_no_choice(trace), _not_recorded(trace, passes)) if note)
 
 
 def _not_recorded(trace: Trace, passes: Passes) -> str:
@@ -25,13 +25,12 @@ def _not_recorded(trace: Trace, passes: Passes) -> str:
     )
 
 
-def _not_finite(trace: Trace) -> str:
+def _no_choice(trace: Trace) -> str:
     """How many tokens have a router whose numbers are not finite, where the trace holds any."""
     for tap, words in _TAPS.items():
-        layers = [layer for layer in trace.moe_layers if f"layers.{layer}.moe.{tap}" in trace]
-        if not layers:
+        if not _layers(trace, tap):
             continue
-        count = _count(trace, tap, layers)
+        count = not_finite(trace, tap)
         if not count:
             return ""
         have, whose = ("has", "its") if count == 1 else ("have", "their")
@@ -42,7 +41,13 @@ def _not_finite(trace: Trace) -> str:
     return ""
 
 
-def _count(trace: Trace, tap: str, layers: list[int]) -> int:
+def _layers(trace: Trace, tap: str) -> list[int]:
+    return [layer for layer in trace.moe_layers if f"layers.{layer}.moe.{tap}" in trace]
+
+
+def not_finite(trace: Trace, tap: str = "router_logits") -> int:
+    """Tokens for which a router's numbers went wrong in some layer: the largest is NaN or infinite; 0 without any."""
+    layers = _layers(trace, tap)
     count, step = 0, max(1, _NUMBERS // max(1, trace.num_experts))
     for start in range(0, trace.n_tokens, step):
         rows = slice(start, start + step)
@@ -51,7 +56,7 @@ def _count(trace: Trace, tap: str, layers: list[int]) -> int:
             values = trace[f"layers.{layer}.moe.{tap}"][rows]
             if values.dtype.kind != "f":
                 values = values.astype(np.float32)
-            # −inf is how a router masks an expert; the largest is NaN, or infinite, when something went wrong
+            # a single −inf is how a router masks an expert, so the largest decides, which is NaN if any is
             bad = ~np.isfinite(values.max(axis=1, initial=-np.inf))
             found |= bad & (trace[f"layers.{layer}.moe.expert_ids"][rows] >= 0).any(axis=1)
         count += int(found.sum())

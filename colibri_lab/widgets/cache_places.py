@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.cache.notes import not_finite
 from colibri_lab.errors import ArgumentError, is_whole
 from colibri_lab.routing.streaming import expert_ids
 from colibri_lab.trace import Trace
@@ -16,7 +17,6 @@ from colibri_lab.trace import Trace
 __all__ = ["Places"]
 
 _NUMBERS = {"router_logits": "logit", "scores": "score"}  # what ranks experts
-_ROWS = 1 << 14  # tokens looked at together
 _NEAR = 0.9  # of the last chosen one's weight
 
 
@@ -57,14 +57,8 @@ class Places:
 
     @cached_property
     def not_finite(self) -> int:
-        """Tokens with a router logit that is no finite number, in some layer."""
-        found = np.zeros(self.trace.n_tokens, bool)
-        for layer in self.trace.moe_layers:
-            logits = self.trace.get(f"layers.{layer}.moe.router_logits")
-            for start in range(0, 0 if logits is None else len(found), _ROWS):
-                rows = slice(start, start + _ROWS)
-                found[rows] |= ~np.isfinite(np.asarray(logits[rows], np.float32)).all(axis=1)
-        return int(found.sum())
+        """Tokens with router logits that are not finite, in some layer."""
+        return not_finite(self.trace)
 
     def runners_up(
         self, layer: int, start: int, stop: int
