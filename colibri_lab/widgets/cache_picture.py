@@ -80,7 +80,9 @@ def _sentence(data: CacheData, setting: Setting) -> str:
     if counts["speed"] is not None:
         said.append(f"{counts['speed']:,.1f} tokens/s predicted")
     bound = _percent(_share(data, {**setting, "policy": "belady"}))
-    best = "best that fetches on demand" if setting["prefetch"] == "none" else "Belady with the same prefetch"
+    best = "Belady" if setting["prefetch"] == "none" else "Belady with the same prefetch"
+    if best == "Belady" and not (counts["decode"]["requests"] and counts["prefill"]["requests"]):
+        best = "best that fetches on demand"  # of decode alone it is no bound: Belady spares misses of all passes
     return (
         f"{_name(setting['policy'])} with {setting['capacity']:,} experts {where}{size}: {', '.join(said)}   "
         f"{best}: {bound} miss"

@@ -2,7 +2,7 @@
 import { count, escape } from "../common/format.js";
 import { slower } from "./curves.js";
 import { fits, title } from "./store.js";
-import { experts, mainPart, missShare, shareText, sizeText, speedText } from "./words.js";
+import { experts, isBound, mainPart, missShare, shareText, sizeText, speedText } from "./words.js";
 
 const ROWS = [["requests", "requests"], ["hits", "hits"], ["pin_hits", "of them held for good", "some"], ["prefetch_hits", "of them fetched ahead", "some"], ["late_hits", "of them fetched late", "some"], ["misses", "misses"], ["first_uses", "of them first uses"], ["not_kept", "of them not kept", "some"], ["prefetched", "fetched ahead", "some"], ["wasted", "of them not needed", "some"]];
 
@@ -68,10 +68,11 @@ function fixedSet({ store }, fixed, bound, lru) {
   if (!fixed || !bound || !lru) return "";
   const [f, b, l] = [fixed, bound, lru].map((counts) => missShare(mainPart(counts)));
   const own = store.facts.own_profile;
+  const best = isBound({ prefetch: "none" }, bound) ? "the best that starts empty" : "Belady’s rule, which starts empty,";
   const name = own ? "A fixed set, chosen from this very text," : "A fixed set, chosen by profile,";
   const caution = own ? " Choose it from another text before you trust it." : "";
-  if (f < l && f < b - 0.03) return `${name} misses ${shareText(f)}, for it is there from the start; the best that starts empty misses ${shareText(b)}.${caution}`;
-  if (f < l && f <= b + 0.03) return `${name} misses about as little as the best that starts empty (${shareText(f)} against ${shareText(b)}).${caution}`;
+  if (f < l && f < b - 0.03) return `${name} misses ${shareText(f)}, for it is there from the start; ${best} misses ${shareText(b)}.${caution}`;
+  if (f < l && f <= b + 0.03) return `${name} misses about as little as ${best.replace(/,$/, "")} (${shareText(f)} against ${shareText(b)}).${caution}`;
   if (f > l + 0.03) return `${name} misses ${shareText(f)}, LRU ${shareText(l)}: ${own ? "what is needed changes along the text" : "this text needs others than the profile does, or others as it goes on"}.`;
   return "";
 }

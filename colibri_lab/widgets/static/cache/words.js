@@ -57,6 +57,9 @@ export function sentence(view) {
   return `${name}: ${said.join(", ")}. <span class="sub">${asides(view, part)}</span>`;
 }
 
+// Whether Belady's counts are the fewest of all that fetch on demand: not with a prefetch, nor of decode alone, for it spares misses of all passes together.
+export const isBound = ({ prefetch }, { decode, prefill }) => prefetch === "none" && !(decode.requests && prefill.requests);
+
 // The fastest size, the bound, prefill.
 function asides(view, part) {
   const { store, setting } = view;
@@ -64,8 +67,8 @@ function asides(view, part) {
   const best = fastest(store.curve(setting));
   if (best) out.push(best.capacity === setting.capacity ? "No size is faster." : `Fastest here is ${count(best.capacity)} (${speedText(best.speed)}).`);
   const bound = store.counts(store.curve(setting, "belady"), setting.capacity);
-  if (bound && setting.policy !== "belady") out.push(`${setting.prefetch === "none" ? "The best that fetches on demand would miss" : "Belady’s rule with the same prefetch misses"} ${shareText(missShare(mainPart(bound)))}.`);
-  if (setting.policy === "belady") out.push(setting.prefetch === "none" ? "It needs the future: the bound of all that fetch on demand, not a choice." : "It needs the future, so it cannot be built.");
+  if (bound && setting.policy !== "belady") out.push(`${isBound(setting, bound) ? "The best that fetches on demand would miss" : setting.prefetch === "none" ? "Belady’s rule would miss" : "Belady’s rule with the same prefetch misses"} ${shareText(missShare(mainPart(bound)))}.`);
+  if (setting.policy === "belady") out.push(bound && isBound(setting, bound) ? "It needs the future: the bound of all that fetch on demand, not a choice." : "It needs the future, so it cannot be built.");
   const counts = store.counts(store.curve(setting), setting.capacity);
   if (part === counts.decode && counts.prefill.requests) out.push(`Prefill apart: ${shareText(missShare(counts.prefill))} of its ${count(counts.prefill.requests)} requests miss.`);
   if (part === counts.prefill) out.push("All of it is prefill.");
