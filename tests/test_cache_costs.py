@@ -56,6 +56,35 @@ def test_each_miss_costs_its_own_time_beside_its_bytes() -> None:
     assert dear.seconds_read - plain.seconds_read == pytest.approx(int(result.misses.sum()) / T * 1e-3)
 
 
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("rate", [1e4, 2e5, 1e6, 1e8])
+@pytest.mark.parametrize("kind", ["oracle", "previous"])
+def test_reads_ahead_run_beside_until_the_disk_is_the_slowest(kind: Any, rate: float, overlap: float) -> None:
+    """By hand from the counters; some late, some wasted. An oracle in time hides all that computing covers."""
+    machine = replace(MACHINE, read_bytes_per_s=rate, seconds_per_read=1e-5, overlap=overlap)
+    plan = cache.plan(TRACE, kind)
+    for some in (plan, replace(plan, late=np.random.default_rng(3).random(plan.ids.shape) < 0.3)):
+        result = simulated(prefetch=some)
+        each = SIZE / rate + 1e-5
+        demand = int((result.misses + result.late_hits).sum()) * each / T
+        ahead = int((result.prefetched - result.late_hits).sum()) * each / T
+        alone = max(0.01, demand) + (1 - overlap) * min(0.01, demand)
+        speed = cache.predict(result, machine)
+        assert 1 / speed.tokens_per_s == pytest.approx(max(alone, ahead + demand))
+        assert speed.seconds_hidden == pytest.approx(0.01 + speed.seconds_read - 1 / speed.tokens_per_s, abs=1e-12)
+    if kind == "oracle" and rate == 1e8:
+        best, plain = cache.predict(simulated(prefetch=plan), machine), cache.predict(simulated(), machine)
+        assert best.tokens_per_s == pytest.approx(100) and "while computing" in best.sentence
+        assert plain.tokens_per_s < 100 or overlap == 1
+
+
+def test_the_sentence_has_plain_numbers_and_tells_of_first_uses() -> None:
+    """No power of ten, nothing about what was not hidden."""
+    said = cache.predict(simulated(), Machine(1e12, 0.0003)).sentence
+    assert "e+" not in said and "e-" not in said and said.startswith("3,3") and "hidden" not in said
+    assert f"{int(simulated().first_uses.sum())} first uses" in said
+
+
 def test_a_cache_beyond_memory_is_slower_the_larger_it_is() -> None:
     """What does not fit is read for every token: more hits, fewer tokens per second."""
     machine = replace(MACHINE, memory_bytes=4 * LAYERS * SIZE + 5000)

@@ -232,3 +232,22 @@ def test_a_run_that_this_model_would_not_repeat_is_not_replayed() -> None:
     other = model.with_weights({"norm": 2 * model.weights["norm"]})
     with pytest.raises(NotCapturedError, match="the model that is open did not make this trace"):
         cache.look_ahead(session, model=other)
+
+
+def test_wasted_bytes_count_each_expert_by_its_own_size() -> None:
+    """By hand, token by token, with experts of different sizes; one size for all counts alike."""
+    trace = synthetic_trace(2, 8, 2, 30)
+    plan, sizes = lab.cache.plan(trace, "previous"), np.arange(1, 17).reshape(2, 8)
+    wasted = [
+        sum(
+            int(sizes[row, expert])
+            for token in range(30)
+            for expert in plan.ids[row, token].tolist()
+            if expert >= 0 and expert not in trace[f"layers.{layer}.moe.expert_ids"][token]
+        )
+        for row, layer in enumerate(trace.moe_layers)
+    ]
+    found = lab.cache.prefetch_quality(trace, plan, expert_bytes=sizes).wasted_bytes
+    assert found is not None and found.tolist() == wasted and min(wasted) > 0
+    one = lab.cache.prefetch_quality(trace, plan, expert_bytes=7)
+    assert one.wasted_bytes is not None and one.wasted_bytes.tolist() == (7 * one.wasted).tolist()

@@ -54,9 +54,13 @@ class Machine:
         """n_bytes / read_bytes_per_s + reads · seconds_per_read."""
         return n_bytes / self.read_bytes_per_s + reads * self.seconds_per_read
 
-    def seconds_together(self, compute: float, read: float) -> float:
-        """max(compute, read) + (1 − overlap) · min(compute, read): the sum at overlap 0, the longer one at 1."""
-        return max(compute, read) + (1 - self.overlap) * min(compute, read)
+    def seconds_together(self, compute: float, demand: float, ahead: float = 0.0) -> float:
+        """max(max(c, d) + (1 − overlap) · min(c, d), a + d), of computing c, reads on demand d and reads ahead a.
+
+        Without reads ahead it is the sum at overlap 0 and the longer one at 1. Those run beside all else, on one disk.
+        """
+        alone = max(compute, demand) + (1 - self.overlap) * min(compute, demand)
+        return max(alone, ahead + demand)
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,9 @@ class Speed:
     tokens_per_s: float
     seconds_compute: float
     seconds_read: float
-    """Of misses, prefetches and overflow."""
+    """Of misses, prefetches and overflow: all that the disk is busy, hidden or not."""
+    seconds_hidden: float
+    """How much of it passes while the model computes: a token takes seconds_compute + seconds_read − seconds_hidden."""
     bytes_per_token: float
     """Read for misses and prefetches; the overflow comes on top."""
     overflow_bytes: int
@@ -84,12 +90,19 @@ class Speed:
 def predict(simulation: Simulation, machine: Machine, *, resident_bytes: int | None = None) -> Speed:
     """How fast a decoder is with this cache on this machine.
 
-    With B bytes and R reads per decoded token (misses and prefetches, `simulation.decode`), compute time c =
-    seconds_per_token and overflow O:
+    Per decoded token (`simulation.decode`), with compute time c = seconds_per_token, R_d reads of B_d bytes on demand
+    (misses and late hits), R_a reads of B_a bytes ahead (prefetches that are not late hits, wasted ones too) and
+    overflow O:
 
-        read     r = (B + O) / read_bytes_per_s + R · seconds_per_read
-        token    t = max(c, r) + (1 − overlap) · min(c, r)
+        on demand      d = (B_d + O) / read_bytes_per_s + R_d · seconds_per_read
+        ahead          a = B_a / read_bytes_per_s + R_a · seconds_per_read
+        without ahead  t0 = max(c, d) + (1 − overlap) · min(c, d)
+        token          t = max(t0, a + d)
         O = max(0, resident_bytes + capacity in bytes − memory_bytes), 0 when memory_bytes is None
+
+    A layer waits for what it reads on demand, so only `overlap` of it hides. Reads ahead wait for nobody and run beside
+    computing, so they add nothing until the disk, which carries a + d one after the other, is the slowest of all. A
+    layer's bytes are shared among its reads evenly, which is exact where its experts have one size.
 
     O is why more cache can be slower: what does not fit is let go by the system and read again for every token, while
     the hits that a larger cache adds grow fewer and fewer. `resident_bytes`: weights that are no experts, KV cache,
@@ -116,20 +129,27 @@ def predict(simulation: Simulation, machine: Machine, *, resident_bytes: int | N
         needed = (resident_bytes or 0) + _capacity_bytes(simulation, simulation.expert_bytes)
         overflow = max(0, needed - machine.memory_bytes)
     prefill_bytes, prefill_reads = _read(prefill)
-    bytes_all, reads_all = _read(decode)
-    per_token, reads = (bytes_all / tokens, reads_all / tokens) if tokens else (math.nan, math.nan)
-    read = machine.seconds_to_read(per_token + overflow, reads)
-    seconds = machine.seconds_together(machine.seconds_per_token, read)
+    per_token = _read(decode)[0] / tokens if tokens else math.nan
+    (demand_bytes, demand_reads), (ahead_bytes, ahead_reads) = (
+        (n_bytes / tokens, reads / tokens) if tokens else (math.nan, math.nan) for n_bytes, reads in _split(decode)
+    )
+    compute = machine.seconds_per_token
+    demand = machine.seconds_to_read(demand_bytes + overflow, demand_reads)
+    ahead = machine.seconds_to_read(ahead_bytes, ahead_reads)
+    read = demand + ahead
+    seconds = machine.seconds_together(compute, demand, ahead)
+    hidden = max(0.0, compute + read - seconds) if tokens else math.nan
     per_s = math.nan if not tokens else 1 / seconds if seconds else math.inf
     return Speed(
         per_s,
-        machine.seconds_per_token,
+        compute,
         read,
+        hidden,
         per_token,
         overflow,
         prefill_bytes,
         machine.seconds_to_read(prefill_bytes, prefill_reads),
-        _sentence(tokens, per_s, machine, read, per_token, overflow),
+        _sentence(tokens, per_s, compute, read, hidden, per_token, overflow, int(decode.first_uses.sum())),
     )
 
 
@@ -137,6 +157,14 @@ def _read(counts: Counts) -> tuple[int, int]:
     """Bytes, and reads of an expert: each miss and each prefetch, late ones included."""
     assert counts.bytes_read is not None  # predict() has looked
     return int(counts.bytes_read.sum()), int(counts.misses.sum() + counts.prefetched.sum())
+
+
+def _split(counts: Counts) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Bytes and reads on demand (misses and late hits), and ahead of time."""
+    assert counts.bytes_read is not None  # predict() has looked
+    demand, ahead = counts.misses + counts.late_hits, counts.prefetched - counts.late_hits
+    each = counts.bytes_read / np.maximum(demand + ahead, 1)  # of the layer
+    return (float((demand * each).sum()), float(demand.sum())), (float((ahead * each).sum()), float(ahead.sum()))
 
 
 def _decoded(simulation: Simulation) -> int:
@@ -155,15 +183,24 @@ def _capacity_bytes(simulation: Simulation, sizes: Whole) -> int:
 
 
 def _sentence(
-    tokens: int, per_s: float, machine: Machine, read: float, per_token: float, overflow: int
+    tokens: int, per_s: float, compute: float, read: float, hidden: float, per_token: float, overflow: int, first: int
 ) -> str:
     if not tokens:
         return "no token was decoded, so there is no speed of decoding"
+    beside = f", {_plain(hidden * 1e3)} ms of it while computing" if hidden > 1e-9 * (compute + read) else ""
     more = f"; {overflow / 1e6:.0f} MB do not fit in memory and are read again for every token" if overflow else ""
+    once = f"; {first:,} first uses of an expert are in it, and a longer run has fewer for each token" if first else ""
     return (
-        f"{per_s:.3g} tokens/s: {machine.seconds_per_token * 1e3:.3g} ms computing and {read * 1e3:.3g} ms reading "
-        f"{per_token / 1e6:.3g} MB for each token ({machine.overlap:.0%} of the shorter hidden){more}"
+        f"{_plain(per_s)} tokens/s: {_plain(compute * 1e3)} ms computing and {_plain(read * 1e3)} ms reading "
+        f"{_plain(per_token / 1e6)} MB for each token{beside}{more}{once}"
     )
+
+
+def _plain(value: float) -> str:
+    """Three digits, or all before the point, without a power of ten."""
+    if not math.isfinite(value) or not value:
+        return f"{value:g}"
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
 def lateness(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from colibri_lab.cache.checks import array_of
 from colibri_lab.cache.plans import Plan
 from colibri_lab.cache.requests import Whole
+from colibri_lab.cache.settings import sizes_given
 from colibri_lab.errors import ArgumentError
 from colibri_lab.routing.measured import Measured, Ratios
 from colibri_lab.routing.streaming import BLOCK, check_level, expert_ids, hot, in_blocks
@@ -42,14 +43,15 @@ def prefetch_quality(
     issued: Plan | NDArray[Any],
     *,
     late: NDArray[Any] | None = None,
-    expert_bytes: int | None = None,
+    expert_bytes: int | NDArray[Any] | None = None,
     level: float = 0.95,
 ) -> Prefetch:
     """Holds a prefetch against what the tokens really needed.
 
     `issued`: a Plan, or (Lm, T, p) expert ids fetched ahead for each token and layer, −1 for none; an expert named
     twice counts as fetched twice and used once. `late`: bool of the same shape, those that came after they were needed
-    (None: as the plan says, else none); they count as used but not in recall. `expert_bytes`: size of one expert.
+    (None: as the plan says, else none); they count as used but not in recall. `expert_bytes`: one size, or one for
+    each expert, (Lm, E).
     Raises ArgumentError when shapes or ids do not fit.
     """
     trace, level = trace_of(trace), check_level(level)
@@ -67,6 +69,8 @@ def prefetch_quality(
     after = np.zeros(guess.shape, bool) if late is None else array_of(late, "`late`").astype(bool)
     if after.shape != guess.shape:
         raise ArgumentError(f"`late` has the shape {after.shape}, `issued` {guess.shape}")
+    sizes = sizes_given(trace, expert_bytes)
+    wasted = None if sizes is None else np.zeros(layers, np.int64)
     counts, step = np.zeros((4, layers), np.int64), max(1, _PIECE // (experts + guess.shape[2]))
     precision, recall = Ratios((layers,), (layers,)), Ratios((layers,), (layers,))
     for row, layer in enumerate(trace.moe_layers):
@@ -75,13 +79,16 @@ def prefetch_quality(
             some = slice(start, start + step)
             ids = guess[row, some].astype(np.int64)
             wanted = hot(expert_ids(trace, layer, some), experts) > 0
+            if wasted is not None and sizes is not None:
+                sent_of = np.bincount(ids[ids >= 0], minlength=experts)
+                used_of = (wanted & (hot(ids, experts) > 0)).sum(axis=0)
+                wasted[row] += ((sent_of - used_of) * sizes[row]).sum()
             fetched, in_time = hot(ids, experts) > 0, hot(np.where(after[row, some], -1, ids), experts) > 0
             per_token[:2, some] = wanted.sum(axis=1), (ids >= 0).sum(axis=1)
             per_token[2:, some] = (wanted & fetched).sum(axis=1), (wanted & in_time).sum(axis=1)
         counts[:, row] = needed.sum(), sent.sum(), used.sum(), used.sum() - found.sum()
         precision.add(in_blocks(used, BLOCK), in_blocks(sent, BLOCK), row)
         recall.add(in_blocks(found, BLOCK), in_blocks(needed, BLOCK), row)
-    wasted = None if expert_bytes is None else (counts[1] - counts[2]) * int(expert_bytes)
     share = counts[1] / max(tokens, 1) / experts
     return Prefetch(
         counts[0],

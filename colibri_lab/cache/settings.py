@@ -80,7 +80,7 @@ def settings_of(
     check_policy(policy)
     if not (isinstance(unit, str) and unit in ("experts", "bytes")):
         raise ArgumentError(f"a capacity is in 'experts' or 'bytes', not {unit!r:.80}")
-    sizes = _sizes(trace, expert_bytes)
+    sizes = sizes_given(trace, expert_bytes)
     if unit == "bytes" and sizes is None:
         raise ArgumentError("a capacity in bytes needs expert_bytes, the size of an expert")
     least = _least(trace, scope, sizes if unit == "bytes" else None)
@@ -135,7 +135,8 @@ def _least(trace: Trace, scope: Scope, sizes: Whole | None) -> int:
     return int(np.sort(sizes, axis=1)[:, -trace.top_k :].sum(axis=1).max())
 
 
-def _sizes(trace: Trace, given: int | NDArray[Any] | None) -> Whole | None:
+def sizes_given(trace: Trace, given: int | NDArray[Any] | None) -> Whole | None:
+    """(Lm, E) bytes of the experts, from one size or one for each; None for None. Raises ArgumentError."""
     if given is None:
         return None
     shape = (len(trace.moe_layers), trace.num_experts)
