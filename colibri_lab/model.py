@@ -264,7 +264,8 @@ class Model:
         if users:
             raise BusyError(
                 f"{users} {'session or view' if users == 1 else 'sessions and views'} of this model still in use; drop "
-                "them first (del, and Out[n] in a notebook holds what a cell showed)"
+                "them first (del, and Out[n] in a notebook holds what a cell showed; each NumPy array of its weights "
+                "or taps is a view)"
             )
         self._engine.close()
 

@@ -55,6 +55,17 @@ def test_a_simulation_refuses_arguments_of_other_kinds(options: dict[str, Any]) 
         cache.simulate(TRACE, **options)
 
 
+def test_what_is_no_model_is_told_how_to_come_by_one() -> None:
+    """A path, a trace, and a simulation without a machine."""
+    for call in (cache.residency, cache.measure_machine, lambda x: cache.live(x, [1])):
+        with pytest.raises(ArgumentError, match=r"takes a model: lab\.open\(path\)"):
+            call("checkpoint")
+        with pytest.raises(ArgumentError, match=r"takes a model: the one it is of, x\.model"):
+            call(TRACE)
+    with pytest.raises(ArgumentError, match=r"lab\.cache\.measure_machine\(model\)"):
+        cache.predict(cache.simulate(TRACE, expert_bytes=1), 3)
+
+
 @pytest.mark.parametrize(
     "call",
     [

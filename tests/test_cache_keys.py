@@ -216,6 +216,7 @@ def test_the_report_is_a_table_of_the_same_numbers(model: lab.Model) -> None:
         first, last = cache.reach(layer, 29)
         assert f"{first} to {last}, {last - first + 1} keys" in row and f"{cache.bytes[layer]:,}" in row
     assert rows[0].endswith(f" {cache.used(0, 29):.1f}") and rows[1].endswith("not captured")
+    assert "used(layer, token) finds them by a replay" in head
     cache.weights(1, 29)
     assert cache.report().splitlines()[3].endswith(f" {cache.used(1, 29):.1f}")
     empty = lab.cache.keys(model.session())

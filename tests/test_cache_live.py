@@ -186,7 +186,8 @@ def test_a_file_that_another_mapping_holds_is_said_to_be_warm(model: lab.Model) 
         cache_all(other)
         run = live(model, 3)
         assert not run.cold and "did not let go of 16 of 16 experts" in run.cold_sentence
-        assert run.cold_sentence in run.report()
+        assert run.cold_sentence in run.report() and "use a copy of the checkpoint" in run.cold_sentence
+        assert "tokens/s decoding (not of cold reads" in run.report()
     assert run.agrees
 
 
@@ -289,7 +290,7 @@ def test_an_interrupt_leaves_model_and_pages_usable(model: lab.Model) -> None:
     ("options", "words"),
     [
         ({"capacity": 1}, "this model chooses 2"),
-        ({"capacity": 2.5}, "capacity is a number of experts"),
+        ({"capacity": 2.5}, "capacity is a whole number of experts, from 2 (top_k) to 8"),
         ({"policy": "belady"}, "follows 'lru', 'fifo', 'lfu', 'static', not 'belady'"),
         ({"policy": "clock"}, "lab.cache.simulate knows more"),
         ({"policy": "static"}, "give it as profile="),
@@ -298,6 +299,7 @@ def test_an_interrupt_leaves_model_and_pages_usable(model: lab.Model) -> None:
         ({"chunk": 0}, "chunk is the number of tokens"),
         ({"x": "text"}, "has no tokenizer.json"),
         ({"x": []}, "at least one token"),
+        ({"x": ""}, "this text is empty"),
         ({"x": [64]}, "outside 0 .. 63"),
     ],
 )

@@ -16,7 +16,9 @@ ByLayer = Mapping[int, Sequence[int]]
 def open_model(model: Any, what: str) -> Any:
     """A model. Raises ArgumentError for a path, a session or anything else."""
     if not hasattr(model, "weights"):
-        raise ArgumentError(f"{what} takes a model (lab.open); this is {model!r:.80}")
+        of_model = hasattr(model, "moe_layers") or hasattr(model, "tape")  # a trace or a session
+        near = "the one it is of, x.model" if of_model else "lab.open(path)"
+        raise ArgumentError(f"{what} takes a model: {near}; this is {model!r:.80}")
     return model
 
 

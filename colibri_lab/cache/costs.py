@@ -112,8 +112,9 @@ def predict(simulation: Simulation, machine: Machine, *, resident_bytes: int | N
     """
     if not isinstance(simulation, Simulation) or not isinstance(machine, Machine):
         raise ArgumentError(
-            f"predict takes a simulation and a machine, in this order; these are {type(simulation).__name__} and "
-            f"{type(machine).__name__}"
+            "predict takes a simulation (lab.cache.simulate(trace, …, expert_bytes=…)) and a machine "
+            "(lab.cache.measure_machine(model), or lab.cache.Machine(read_bytes_per_s, seconds_per_token)), in this "
+            f"order; these are {type(simulation).__name__} and {type(machine).__name__}"
         )
     if simulation.bytes_read is None or simulation.expert_bytes is None:
         raise ArgumentError(

@@ -95,8 +95,9 @@ class ExpertPages:
         left = int((known > 0).sum())
         if left:
             return False, (
-                f"The system did not let go of {left} of {len(shares)} experts at the start (another process or model "
-                "has the file mapped, or the file system keeps it in memory): their first reads came from memory."
+                f"The system did not let go of {left} of {len(shares)} experts at the start: their first reads came "
+                "from memory. Most likely another notebook, process or open model has the file mapped: close it there "
+                "(model.close()), or use a copy of the checkpoint; a file system in memory keeps all."
             )
         return True, "At the start every expert was out of memory, out of the page cache too (mincore)."
 

@@ -119,6 +119,8 @@ class KeyValueCache:
                 reach = f"{first} to {last}, {last - first + 1} keys"
                 used = f"{self.used(layer, last):.1f}" if self.known(layer, last) else "not captured"
             lines.append(f"{layer:>5}  {window:>6}  {reach:>26}  {each:>11,}  {each * (last + 1):>14,}  {used:>18}")
+        if last >= 0 and not all(self.known(layer, last) for layer in range(len(self.window))):
+            lines[0] += "; where keys were not captured, used(layer, token) finds them by a replay"
         return "\n".join(lines)
 
     def __repr__(self) -> str:

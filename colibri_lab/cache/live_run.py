@@ -177,7 +177,10 @@ class LiveRun:
                 f"{read:8.1f} MB{rows['seconds'].sum():9.3f}{rows['read_seconds'].sum():9.3f}"
             )
         if len(self._decoded):
-            lines.append(f"  {self.tokens_per_s:.2f} tokens/s decoding; reads of up to {self.request_bytes:,} bytes")
+            warm = "" if self.cold else " (not of cold reads: see below)"
+            lines.append(
+                f"  {self.tokens_per_s:.2f} tokens/s decoding{warm}; reads of up to {self.request_bytes:,} bytes"
+            )
         return "\n".join([*lines, f"  {self.cold_sentence}", f"  {self._verdict()}"])
 
     def __repr__(self) -> str:
@@ -342,6 +345,8 @@ class Walked:
 def _prompt(model: Any, x: Any) -> NDArray[Any]:
     """Token ids of a text or of ids. Raises ArgumentError."""
     if isinstance(x, str):
+        if not x:
+            raise ArgumentError("a live run begins with at least one token; this text is empty")
         if model.tokenizer is None:
             raise ArgumentError(f"the checkpoint at '{model.path}' has no tokenizer.json, so it takes ids, not a text")
         x = model.tokenizer.encode(x)
@@ -369,7 +374,10 @@ def _budgets(
     if scope not in ("layer", "global"):
         raise ArgumentError(f"a cache is per 'layer' or 'global', not {scope!r:.80}")
     if not is_whole(capacity) or capacity < 1:
-        raise ArgumentError(f"capacity is a number of experts; this is {capacity!r:.80}")
+        most = experts if scope == "layer" else experts * layers
+        raise ArgumentError(
+            f"capacity is a whole number of experts, from {top_k} (top_k) to {most}; this is {capacity!r:.80}"
+        )
     if layers and capacity < top_k:
         raise ArgumentError(
             f"a budget of {capacity} experts cannot hold what one token needs in one layer: this model chooses {top_k} "

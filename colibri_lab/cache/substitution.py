@@ -65,7 +65,8 @@ class Substitution:
             f"{self.policy}, {self.capacity} experts per {'layer' if self.scope == 'layer' else 'model'}, "
             f"margin {self.margin:g}", *lines,
             f"{tokens} of {len(self.kl)} tokens changed; mean KL {self.mean_kl:.4g} nats, largest "
-            f"{float(self.kl.max()):.4g}; the same next token after {self.agreement:.1%}",
+            f"{float(self.kl.max()):.4g}; the same next token after {self.agreement:.1%}"
+            + ("" if np.isfinite(self.kl).all() else "; some logits are not finite, lab.nan.find(session) tells why"),
         ])  # fmt: skip
 
     def __repr__(self) -> str:
