@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import colibri_lab as lab
 from colibri_lab import cache
 from colibri_lab.cache import Machine
 from colibri_lab.errors import ArgumentError
@@ -192,3 +193,17 @@ def test_lateness_refuses_what_does_not_fit() -> None:
         cache.lateness(TRACE, other, MACHINE, SIZE)
     with pytest.raises(ArgumentError, match="expert_bytes is a whole number or an array of"):
         cache.lateness(TRACE, cache.plan(TRACE, "oracle"), MACHINE, np.ones((2, 2)))
+
+
+def test_a_closed_view_holds_nothing_of_its_model() -> None:
+    """With the session gone too, the model closes although the view's name is still there."""
+    with_view = lab.open()
+    session = with_view.session()
+    session.feed("A lonely")
+    view = lab.CacheLab(session)
+    view.handle({"kind": "ready"})
+    assert view.simulation.requests.sum() > 0
+    view.close()
+    del session
+    with_view.close()
+    assert "closed" in repr(with_view) and "closed" in repr(view)

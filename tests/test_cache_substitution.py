@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,12 @@ def test_substitutions_that_make_no_sense_are_refused_by_name(tmp_path: Path) ->
         cache.substitute(model, [], 4, 0.1)
     with pytest.raises(ArgumentError, match="has no tokenizer"):
         cache.substitute(model_of("mixtral", tmp_path), "text", 4, 0.1)
+
+
+def test_a_divergence_that_is_not_finite_points_to_its_cause() -> None:
+    """The report says that logits are not finite and who tells why; a finite one says nothing of it."""
+    with lab.open() as bundled:
+        result = lab.cache.substitute(bundled, [1, 2, 3], 4, 0.1, progress=False)
+        assert "lab.nan" not in result.report()
+        broken = replace(result, kl=np.full(3, np.nan))
+        assert "not finite, lab.nan.find(session) tells why" in broken.report()
