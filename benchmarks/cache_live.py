@@ -144,11 +144,11 @@ def page(whole: dict[str, Any]) -> str:
             "yes" if all(run["cold"] for run in runs) else "**no**",
         ])  # fmt: skip
     spread = [
-        f"{label} {figures[name] * scale:.3g} ({min(values) * scale:.3g}–{max(values) * scale:.3g}) {unit}"
-        for name, label, scale, unit in (
-            ("read_bytes_per_s", "cold reads", 1e-6, "MB/s"),
-            ("seconds_per_read", "letting one go", 1e3, "ms"),
-            ("seconds_per_token", "a token with all resident", 1e3, "ms"),
+        f"{label} {figures[name] * scale:{form}} ({min(values) * scale:{form}}–{max(values) * scale:{form}}) {unit}"
+        for name, label, scale, unit, form in (
+            ("read_bytes_per_s", "cold reads", 1e-6, "MB/s", ",.0f"),
+            ("seconds_per_read", "letting one go", 1e3, "ms", ".2f"),
+            ("seconds_per_token", "a token with all resident", 1e3, "ms", ".1f"),
         )
         for values in [[probe[name] for probe in whole["probes"]]]
     ]
