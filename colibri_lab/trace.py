@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from mmap import mmap
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_lab.errors import ArgumentError, FormatError, NotCapturedError, TapError, is_whole, nearest
+from colibri_lab.errors import ArgumentError, FileError, FormatError, NotCapturedError, TapError, is_whole, nearest
 from colibri_lab.utf8_texts import Utf8Texts
 
 __all__ = ["CAPTURE_LEVELS", "EXPERT_TAPS", "HasTrace", "Trace", "check_values", "trace_of"]
@@ -94,6 +95,7 @@ class Trace(Mapping[str, Array]):
         self._texts = _texts(texts) or Utf8Texts.empty(self.n_tokens)
         self.meta: dict[str, Any] = dict(meta)
         self.model: Any = None  # the open lab.Model, when the trace comes from a live session; it is not saved
+        self.mapped: mmap | None = None  # the file that the arrays lie in
         self._arrays = {path: _read_only(path, array) for path, array in arrays.items()}
         if len(self._texts) != self.n_tokens:
             raise FormatError(
@@ -169,6 +171,11 @@ class Trace(Mapping[str, Array]):
     def __getitem__(self, path: str) -> Array:
         if not isinstance(path, str):
             raise TapError(f"a tap path is a text such as 'layers.0.moe.gates'; this is {path!r:.80}")
+        if self.mapped is not None and self.mapped.size() < len(self.mapped):
+            raise FileError(
+                "the file of this trace has become shorter since it was opened, so its rows are gone; open a whole one "
+                "again (lab.load_trace), and replace a file by renaming another, which leaves open traces alone"
+            )
         if path in self._arrays:
             return self._arrays[path]
         expert = _EXPERT.fullmatch(path)

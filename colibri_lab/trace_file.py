@@ -209,7 +209,8 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     wrong in it.
     """
     file = local_path(path)
-    entries, metadata, data = _mapped(file)
+    entries, metadata, mapped, start = _mapped(file)
+    data = memoryview(mapped)[start:]
     if metadata.get("format") != FORMAT:
         some = ", ".join(f"'{name}'" for name in list(entries)[:3]) or "no tensors"
         raise FormatError(
@@ -235,6 +236,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
         check_values(trace)
     except (FormatError, ArgumentError) as error:
         raise FormatError(f"{file}: {error}") from error
+    trace.mapped = mapped
     return trace
 
 
@@ -317,8 +319,8 @@ def is_trace(path: str | PathLike[str]) -> bool:
         return False
 
 
-def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], memoryview]:
-    """Tensor entries and metadata of a header that the library has found sound, and the mapped data."""
+def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], mmap.mmap, int]:
+    """Tensor entries and metadata of a header that the library has found sound, the mapped file, where data begin."""
     from safetensors import SafetensorError, safe_open
 
     must_exist(file)
@@ -327,17 +329,17 @@ def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], memoryview]:
         if wrong is not None:
             raise FormatError(f"{file} is {wrong}, not a trace")
         with file.open("rb") as handle:
-            whole = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+            whole = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
         start = min(8 + int.from_bytes(whole[:8], "little"), len(whole), _LONGEST_HEADER)
         for remaining in reversed(range(_TRIES)):
-            header = bytes(whole[:start])
+            header = whole[:start]
             try:
                 with safe_open(file, framework="numpy"):  # checks sizes, offsets, overlaps and coverage
                     pass
             except SafetensorError:
-                if not remaining or header == bytes(whole[:start]):
+                if not remaining or header == whole[:start]:
                     raise
-            if header == bytes(whole[:start]):  # else a recording went on meanwhile
+            if header == whole[:start]:  # else a recording went on meanwhile
                 break
     except OSError as error:
         if isinstance(error, FileError):
@@ -347,7 +349,7 @@ def _mapped(file: Path) -> tuple[dict[str, Any], dict[str, str], memoryview]:
         raise FormatError(f"{file} is not a sound safetensors file: {error}") from error
     entries = json.loads(header[8:])
     metadata = entries.pop("__metadata__", None) or {}
-    return entries, metadata, whole[start:]
+    return entries, metadata, whole, start
 
 
 def _array(name: str, entry: Mapping[str, Any], data: memoryview) -> Array:

@@ -417,3 +417,20 @@ def test_a_parquet_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.parquet").write_bytes(b"PAR1" + bytes(100))
     with pytest.raises(FormatError, match="a Parquet table"):
         load_trace(tmp_path / "run.parquet")
+
+
+@pytest.mark.parametrize("piece", [lab.cache.simulate, lab.routing.load, lambda trace: trace["layers.0.moe.gates"]])
+def test_a_trace_whose_file_became_shorter_is_an_error_and_no_end_of_the_process(piece: Any, tmp_path: Path) -> None:
+    """Reading rows that are gone would be SIGBUS. A file of its name that another one replaces is left alone."""
+    path, whole = tmp_path / "run.safetensors", synthetic_trace(2, 8, 2, 20_000)
+    whole.save(path)
+    trace = lab.load_trace(path)
+    (tmp_path / "new").write_bytes(b"another")
+    (tmp_path / "new").replace(path)
+    assert piece(trace) is not None
+    whole.save(path)
+    trace = lab.load_trace(path)
+    with path.open("r+b") as file:
+        file.truncate(4096)
+    with pytest.raises(lab.FileError, match="become shorter"):
+        piece(trace)
