@@ -47,9 +47,12 @@ def counters(view: Any) -> dict[str, int]:
 
 
 def in_python(lab: Any) -> dict[str, Any]:
-    """Setting, counts and report of the simulation that the view stands for, once the browser has told."""
-    lab.page.wait_for_timeout(250)
-    lab.idle()
+    """Setting, counts and report of the simulation that the view stands for, once both sides say the same."""
+    shown = lab.page.locator(".clb .code.here").last
+    for _ in range(100):
+        if shown.text_content() == lab.python("print(view.code)"):
+            break
+        lab.page.wait_for_timeout(50)
     code = """import json
 s = view.simulation
 print(json.dumps([view.setting['policy'], s.capacity, int(s.requests.sum()), int(s.hits.sum()), int(s.misses.sum()),

@@ -46,10 +46,14 @@ def no_errors(lab: Any) -> Iterator[None]:
 
 
 def selection(lab: Any) -> dict[str, int]:
-    """explorer.selection as Python has it, once the browser has told."""
-    lab.page.wait_for_timeout(50)
-    lab.idle()
-    return json.loads(lab.python("import json; print(json.dumps(explorer.selection))"))
+    """explorer.selection as Python has it, once both sides say the same."""
+    shown = lab.page.locator(".clb .code").last
+    for _ in range(100):
+        where, code = lab.python("import json; print(json.dumps(explorer.selection)); print(explorer.code)").split("\n")
+        if shown.text_content() == code:
+            break
+        lab.page.wait_for_timeout(50)
+    return json.loads(where)
 
 
 def place(lab: Any, layer: int, token: int, expert: int | None = None) -> None:

@@ -44,7 +44,7 @@ def no_errors(lab: Any) -> Iterator[None]:
 
 def selection(lab: Any) -> dict[str, Any]:
     """view.selection as Python has it, once the browser has told."""
-    lab.page.wait_for_timeout(80)
+    lab.page.wait_for_timeout(200)
     lab.idle()
     found: dict[str, Any] = json.loads(lab.python("import json; print(json.dumps(view.selection))"))
     return found
